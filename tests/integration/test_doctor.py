@@ -45,6 +45,8 @@ AMISS = [
     ("DROP TABLE t CASCADE", "WARNING", "the table was dropped"),
     ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER zzzz BEFORE"
      " UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f()", "WARNING", "could change what it judged: zzzz"),
+    ("UPDATE fencepost.protected SET triggers_see_own_row = true; CREATE TRIGGER each_time BEFORE UPDATE ON t"
+     " EXECUTE FUNCTION suppress_redundant_updates_trigger()", "WARNING", "deferrable, are each_time"),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules"),
     ("ALTER TABLE t SET UNLOGGED", "ERROR", "the table is unlogged"),
     ("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database());"

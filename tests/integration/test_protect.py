@@ -596,6 +596,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "max_jump": {"max_jump": 100},
     "queue": {"queue": "postgres:default"},
     "sealed": {"sealed": True},
+    "triggers_see_own_row": {"triggers_see_own_row": True},
 }
 """A value that is not the default, by the argument; `verify` needs a source that can be asked."""
 
@@ -923,10 +924,10 @@ async def is_sealed(sealed_db: Connection) -> bool:
 
 
 async def test_it_is_given_kept_and_taken_back_by_the_command(sealed_db: Connection, database: str) -> None:
-    assert (await command("protect", "t", "--sealed", database=database)).exit_code == 0
+    assert (await command("protect", "t", "--sealed", "--triggers-see-own-row", database=database)).exit_code == 0
     assert (await command("protect", "t", "--rule", "epoch", database=database)).exit_code == 0
     assert await is_sealed(sealed_db)
-    assert "external (sealed)" in (await command("status", database=database)).output
+    assert "external (sealed, triggers see own row)" in (await command("status", database=database)).output
     assert (await command("protect", "t", "--no-sealed", database=database)).exit_code == 0
     assert not await is_sealed(sealed_db)
 

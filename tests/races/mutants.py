@@ -852,7 +852,9 @@ MUTANTS: list[Mutant] = [
         Mutant(name, f"fencepost.server.postgres.catalog_cache.{where}", old, new,
             own_row.test_which_triggers_and_what_stands_in_the_place_of_a_name)
         for name, where, old, new in (
-            ("a trigger may fire at any time", "RELATIONS", "t.tgtype & 67 = 3 AND", ""),
+            ("a trigger may fire at any time", "RELATIONS", "t.tgtype & 67 = 3", "true"),
+            ("an owner may vouch for triggers of statements", "RELATIONS", "t.tgtype & 1 = 1 AND ", ""),
+            ("an owner may vouch for deferrable triggers", "RELATIONS", " AND NOT t.tgdeferrable))", "))"),
             ("WHEN may call anything of PostgreSQL's", "RELATIONS", "AND q.provolatile = 'i'", ""),
             ("WHEN may call users' functions", "RELATIONS", "AND q.oid < 16384", ""),
             ("no operator is in another's place", "SHADOWED", "o.oprname = ANY($1::text[])", "false"),

@@ -451,6 +451,7 @@ class _Batches:
 
     async def run(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write, and ask: statements that each commit by themselves."""
+        connection.code_ran |= self.statements.table.triggers_are_vouched_for
         try:
             return await attempt(connection, self.statements, [write.row for write in batch], committed=True)
         except RefusedError as error:
@@ -458,6 +459,7 @@ class _Batches:
 
     async def run_in_transaction(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Look the keys up, enter the scopes, write, record."""
+        connection.code_ran |= self.statements.table.triggers_are_vouched_for
         try:
             return await in_transaction(connection, lambda: self._in_order(connection, batch))
         except RefusedError as error:
