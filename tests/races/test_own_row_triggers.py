@@ -266,6 +266,12 @@ async def test_an_owner_vouches_for_triggers_that_are_not_understood(race: Race)
             assert await race.observer.fetchval(xmins) == 1
         left = await race.observer.fetch("SELECT had FROM audit ORDER BY ctid")
         promised([row[0] or "" for row in left] == [""] * 4 + ["left"] * 2 + [""] + ["left"] * 2, f"{left} was left")
+        # One that would have the fence judge the next row by another token.
+        lends = "BEGIN PERFORM set_config('fencepost.token', '99', true); RETURN NULL; END"
+        await race.observer.execute(stamping(lends).replace("stamp()", "audit()"))
+        assert await written(gateway, 43, 1, 2, 3) == ["ok"] * 3
+        marks = [row[0] for row in await race.observer.fetch("SELECT last_fence_token FROM t")]
+        promised(marks == [43] * 3, f"rows have the marks {marks}")
     for ddl, told in ((NEVER["of a statement"], "EACH STATEMENT (s)"), (NEVER["deferrable"], "DEFERRABLE (s)")):
         await race.observer.execute(stamping(STAMP) + ";" + ddl.replace("TRIGGER m", "TRIGGER s"))
         await protect(race.observer, "t")
