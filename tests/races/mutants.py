@@ -26,7 +26,6 @@ from tests.races import test_lease_queue as lease_queue
 from tests.races import test_leases as leases
 from tests.races import test_moved_tokens as moved
 from tests.races import test_one_rule as one_rule
-from tests.races import test_own_row_triggers as own_row
 from tests.races import test_pruning as pruning
 from tests.races import test_queues as queues
 from tests.races import test_rows as rows
@@ -53,9 +52,8 @@ class Mutant:
     """The product in which `old` is `new`, at `where`.
 
     `where` is an SQL function of the schema fencepost (with the types of its arguments where there are several), a
-    view, or the full name of a text or of a function of
-    Python that gives texts; `{stem}_upd` is a trigger function of `table`. Where `new` is a function, it changes what
-    has the name `where`. Without `where`, `new` is SQL that is run.
+    view, or the full name of a text or of a function of Python that gives texts; `{stem}_upd` is a trigger function of
+    `table`. Where `new` is a function, it changes what has the name `where`. Without `where`, `new` is SQL that is run.
     """
 
     name: str
@@ -783,14 +781,14 @@ MUTANTS: list[Mutant] = [
         " EXECUTE FUNCTION fencepost.{function}()", scopes.test_direct_sql_is_judged),
     # Triggers that see their own row only
     swapped("a trigger's function that was replaced is believed", "fencepost.server.postgres.keyed.or_changed_code",
-        lambda _: "", own_row.test_a_body_that_is_replaced_unheard_sees_no_neighbour),
+        lambda _: "", batches.test_a_body_that_is_replaced_unheard_sees_no_neighbour),
     swapped("every trigger shares", "fencepost.server.postgres.catalog_cache.sees_own_row_only", lambda *_: True,
-        own_row.test_which_bodies_see_their_own_row_only),
+        batches.test_which_bodies_see_their_own_row_only),
     swapped("a function may have any option", "fencepost.server.postgres.trigger_reader._OPTIONS",
-        re.compile(r"[^\n]*\n"), own_row.test_which_triggers_and_what_stands_in_the_place_of_a_name),
+        re.compile(r"[^\n]*\n"), batches.test_which_triggers_and_what_stands_in_the_place_of_a_name),
     *(
         Mutant(name, f"fencepost.server.postgres.catalog_cache.{where}", old, new,
-            own_row.test_which_triggers_and_what_stands_in_the_place_of_a_name)
+            batches.test_which_triggers_and_what_stands_in_the_place_of_a_name)
         for name, where, old, new in (
             ("a trigger may fire at any time", "RELATIONS", "t.tgtype & 67 = 3", "true"),
             ("an owner may vouch for triggers of statements", "RELATIONS", "t.tgtype & 1 = 1 AND ", ""),
