@@ -12,14 +12,7 @@ from tests.races.test_pruning import absent
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.lease_racing import MINUTE, step_back
-from tests.support.racing import (
-    ISSUED,
-    WITHOUT_FLOORS,
-    mutate,
-    open_race,
-    outcome,
-    owner,
-)
+from tests.support.racing import ISSUED, WITHOUT_FLOORS, mutate, open_race, outcome, owner
 from tests.support.use_cases import open_gateway
 
 from fencepost.cli.main import main

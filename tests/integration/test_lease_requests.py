@@ -24,16 +24,7 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import (
-    elections,
-    inspect,
-    locks,
-    mint,
-    observe,
-    release,
-    renew,
-    watch_election,
-)
+from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources

@@ -16,18 +16,7 @@ from tests.support.lost_answers import IN_A_HURRY
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
 from tests.support.racing import ITEMS, Race, mark, mutate, open_race, outcome, scoped_race
-from tests.support.use_cases import (
-    delete,
-    keyed,
-    listed,
-    matching,
-    once,
-    open_gateway,
-    patch,
-    post,
-    put,
-    result_of,
-)
+from tests.support.use_cases import delete, keyed, listed, matching, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem

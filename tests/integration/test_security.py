@@ -262,8 +262,7 @@ async def gateway(race: Race) -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("with_key", [False, True])
 @pytest.mark.parametrize(
-    ("item", "n", "status", "code"),
-    [(1, 5, 403, "42501"), (2, 5, 404, "FP006"), (2, 9, 403, "42501")],
+    ("item", "n", "status", "code"), [(1, 5, 403, "42501"), (2, 5, 404, "FP006"), (2, 9, 403, "42501")]
 )
 async def test_a_put_that_a_policy_refuses_is_answered_for_good(
     race: Race, gateway: Gateway, item: int, n: int, status: int, code: str, *, with_key: bool
