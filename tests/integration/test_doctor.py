@@ -201,7 +201,6 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
 # `fencepost doctor` on the functions behind a table's triggers: versions, owners, privileges, settings.
 # There are tables of each kind: by rows, with a scope, of the built-in source, partitioned.
 
-
 FUNCTION_TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TYPE mood AS ENUM ('good', 'bad');
@@ -333,7 +332,6 @@ async def test_tables_that_inherit_have_no_fence(function_owner: Connection, dat
 
 
 # Ways past the fence that are no race: functions for everybody, protection that comes and goes.
-
 
 ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)"
 

@@ -239,7 +239,6 @@ async def test_when_a_newer_generation_is_met_all_connections_are_made_anew(data
 
 # Generations of a lock service's tokens (R12): scopes, and leases whose clock steps back.
 
-
 SOURCE = "redis"
 ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"
 ENTER = "SELECT refused_by FROM fencepost.enter('account', ARRAY['account/1'], 40)"

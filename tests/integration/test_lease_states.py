@@ -33,7 +33,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 # An answer of the database that gets lost: a secret finds its lease again, and what is not known is not answered
 # (R15).
 
-
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 
 

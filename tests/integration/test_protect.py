@@ -271,7 +271,6 @@ async def test_protect_gives_up_in_the_end_and_changes_nothing(owner: Connection
 
 # `protect --queue`: a table that takes all its writes by a queue, and how it changes over (R12).
 
-
 QUEUE = "kafka:Orders.eu-1"
 ABOVE = 1 << 48
 
@@ -417,7 +416,6 @@ async def test_the_comparison_is_with_the_lowest_position(queue_owner: asyncpg.C
 
 # `protect --source builtin`: the tokens move past the marks that are there, whichever session writes or draws then
 # (R12).
-
 
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
@@ -585,7 +583,6 @@ async def test_a_column_that_was_there_is_read(connect: Connect, unmade: Unmade)
 
 # What a table is protected with is stored, and kept by a later `protect` that does not name it.
 
-
 GIVEN: dict[str, dict[str, Any]] = {
     "rule": {"rule": "epoch"},
     "source": {"source": "builtin"},
@@ -653,7 +650,6 @@ async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str
 
 # `protect --scope` and doctor on tables of a scope: what is refused and why, and what is found amiss. Marks go along
 # when a table leaves a scope or enters one, whatever it and its columns are called by then (R6, R8).
-
 
 SCOPED_TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');

@@ -221,7 +221,6 @@ async def test_a_renamed_table_is_not_written_until_it_is_protected_again(race: 
 
 # R6: one mark per key value, whatever its type, its text, the session's settings, and the names of things.
 
-
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "1"),
     ("numeric", "100", "1e2", "100"),

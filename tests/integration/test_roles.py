@@ -50,7 +50,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # A table of orders that fp_web and fp_other may write to, fp_reader may read, and fp_nothing may not see.
 
-
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""
 STAMPED = """
@@ -74,7 +73,6 @@ async def stage(race: Race) -> AsyncIterator[Acting]:
 
 
 # What each route needs, by column, as docs/roles.md says it; the matrix compares it with what PostgreSQL says.
-
 
 SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))
 MARK = "last_fence_token"
@@ -225,7 +223,6 @@ some privilege to read one (`write`, `read`)."""
 
 # As which roles the gateway acts: never one that is more than a caller.
 
-
 ALLOWED_MADE = f"""
 {GRANTED};
 CREATE ROLE t_super SUPERUSER; CREATE ROLE t_bypass BYPASSRLS; CREATE ROLE t_plain; CREATE ROLE t_keeper;
@@ -366,7 +363,6 @@ async def test_without_its_line_such_a_role_would_act(allowed_stage: Acting, mon
 
 
 # Marks rise only for who may write there: claims of rows, absent keys and scopes, by themselves and with a lease.
-
 
 SCOPED = f"GRANT SELECT, INSERT, UPDATE, DELETE ON items TO {WEB}; GRANT SELECT ON items, notes TO {READER}"
 RULED = f"""
@@ -605,7 +601,6 @@ async def test_without_the_look_at_the_login_it_would(stage: Acting, race: Race)
 
 
 # A role never outlives its request on a connection, whatever is cancelled or broken.
-
 
 Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
@@ -871,7 +866,6 @@ async def test_the_last_answer_counts_while_postgresql_is_away_and_before_the_fi
 
 # Batches of writes of several roles: a batch has one role, and no caller in it sees another one's.
 
-
 CLAIMED = """
 CREATE TABLE claimed (id text PRIMARY KEY, n int, who text DEFAULT CURRENT_USER,
   sub text DEFAULT current_setting('request.jwt.claims', true),
@@ -1110,7 +1104,6 @@ async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_ins
 
 
 # An Idempotency-Key brings nobody an answer that its own request would not get (decision 0040).
-
 
 KEYED_WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
     "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),

@@ -36,7 +36,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # What a table's owner does to the table must not run in the name of the schema's owner, whichever client writes.
 
-
 EVIL = """
 CREATE TYPE public.ct AS (x text);
 CREATE FUNCTION public.evil(public.ct) RETURNS {type} LANGUAGE plpgsql AS
@@ -286,7 +285,6 @@ async def test_a_patch_that_a_policy_refuses_finds_no_row(race: Race, gateway: G
 
 # Tables are renamed, replaced and swapped while nothing protects them: each keeps its marks and its floor (R6).
 
-
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1, lowest int, own int)"
 
 
@@ -446,7 +444,6 @@ async def test_of_two_floors_the_higher_counts(names_race: Race) -> None:
 
 
 # Resources are named after their rows' keys: PostgreSQL keeps the key as it is, `protect` sees when it was changed.
-
 
 OTHER_TYPES = {
     "fewer digits": ("numeric", "1.25", "ALTER k TYPE numeric(10,1)", "1.25"),

@@ -167,7 +167,6 @@ async def test_keys_are_distinguished(race: Race) -> None:
 
 # Triggers that see their own row only share transactions; all others go alone (postgres/trigger_reader.py).
 
-
 TABLE = """
 CREATE TABLE public.{table} (
   id int PRIMARY KEY, n int DEFAULT 1, name text DEFAULT 'x', at timestamptz, kind kind, code int UNIQUE, part piece,

@@ -29,7 +29,6 @@ from fencepost.server.postgres.keyed import Recorded
 
 # What a body is kept as, how much of bodies a process has, and how large their numbers may become.
 
-
 JSON = {b"content-type": b"application/json"}
 MB = 1 << 20
 

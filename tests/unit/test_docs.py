@@ -44,7 +44,6 @@ from fencepost.testing.torture.workloads import WORKLOADS
 
 # What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema.
 
-
 ROOT = Path(__file__).parents[2]
 
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -171,7 +170,6 @@ def test_the_architecture_is_one_page() -> None:
 
 # docs/rules.md has every rule that the project names; the code and the tests that it names exist.
 
-
 RULES_PAGE = Path("docs/rules.md")
 RULES_TEXT = (ROOT / RULES_PAGE).read_text("utf-8")
 NUMBER = re.compile(r"(?<![\w.])R([1-9][0-9]?)\b(?!['\"])")
@@ -232,7 +230,6 @@ def test_a_word_is_explained_once() -> None:
 
 
 # The table of docs/sources.md has what the sources declare of themselves.
-
 
 SOURCES_PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
 URLS = {
@@ -334,7 +331,6 @@ def test_fresh_rows_take_the_places_of_those_of_the_same_parts_and_tell_their_da
 
 # docs/choosing.md: every claim's evidence is there, and the table of guarantees is the code's.
 
-
 CHOOSING = ROOT / "docs" / "choosing.md"
 
 
@@ -419,7 +415,6 @@ def test_each_source_has_its_rows() -> None:
 
 # The pages under /problems/, the index page, and the shell of /docs.
 
-
 NASTY = "<script>alert('x')</script>&\""
 
 
@@ -501,7 +496,6 @@ async def test_only_named_assets_are_served(client: httpx.AsyncClient) -> None:
 
 
 # Steps of CONTRIBUTING.md's checklists that nothing else would miss.
-
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
