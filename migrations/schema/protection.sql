@@ -315,17 +315,7 @@ BEGIN
   PERFORM fencepost.refuse_protection(p.name, reasons);
 END $$;
 
--- The triggers of a table and its partitions for which no owner can vouch that they see their own row only: of a statement, and deferrable
--- ones. The fence's are none of them.
-CREATE FUNCTION fencepost.triggers_of_others(p_table oid, OUT of_statements text[], OUT deferrable text[]) LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp AS $$
-  SELECT array_agg(DISTINCT t.tgname::text ORDER BY t.tgname::text) FILTER (WHERE t.tgtype & 1 = 0),
-         array_agg(DISTINCT t.tgname::text ORDER BY t.tgname::text) FILTER (WHERE t.tgdeferrable)
-    FROM pg_trigger t
-   WHERE (t.tgrelid = p_table OR t.tgrelid = ANY (fencepost.partitions_of(p_table)::oid[])) AND NOT t.tgisinternal
-     AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0 AND NOT starts_with(t.tgname, 'zzz_fencepost_') $$;
-
--- Refuse to take an owner's word for such triggers.
+-- Refuse to take an owner's word for triggers that are none of rows.
 CREATE FUNCTION fencepost.require_triggers_of_rows(p fencepost.protected) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -334,7 +324,7 @@ BEGIN
   PERFORM fencepost.refuse_protection(p.name, ARRAY[
     '--triggers-see-own-row is not for triggers FOR EACH STATEMENT (' || array_to_string(seen.of_statements, ', ') || '): such a trigger has no'
       ' row of its own, and fires for each try of a write, of which those in a shared transaction have more.',
-    '--triggers-see-own-row is not for triggers that are DEFERRABLE (' || array_to_string(seen.deferrable, ', ') || '): they may fire at the'
+    '--triggers-see-own-row is not for triggers that are DEFERRABLE (' || array_to_string(seen.deferred, ', ') || '): they may fire at the'
       ' end of the transaction, when the rows of others are written.']);
 END $$;
 

@@ -47,7 +47,7 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
             THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name', 'key'] ELSE ARRAY['scope', 'of'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = 'fencepost'::regnamespace
                               AND f.proname = p.functions || '_' || part)) AS functions_gone,
-       CASE WHEN p.triggers_see_own_row THEN o.of_statements || o.deferrable END AS vouched_in_vain,
+       CASE WHEN p.triggers_see_own_row THEN o.of_statements || o.deferred END AS vouched_in_vain,
        i.key = p.key_columns::text[] AND (
          SELECT array_to_string(f.proargtypes::oid[], ',')
                 <> i.types || ',' || 'int8'::regtype::oid || ',' || 'text[]'::regtype::oid FROM pg_proc f
