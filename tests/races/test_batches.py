@@ -193,10 +193,10 @@ def trigger(
     table: str = "t",
     fires: str = "BEFORE UPDATE",
     of: str = "FOR EACH ROW",
-    function: str = "public.stamp()",
+    runs: str = "public.stamp()",
     name: str = "m",
 ) -> str:
-    return f"CREATE TRIGGER {name} {fires} ON public.{table} {of} EXECUTE FUNCTION {function}"
+    return f"CREATE TRIGGER {name} {fires} ON public.{table} {of} EXECUTE FUNCTION {runs}"
 
 
 async def shares(race: Race, *ddl: str) -> bool:
@@ -274,8 +274,8 @@ SHARING = {
     "disabled": trigger(fires="AFTER UPDATE") + "; ALTER TABLE public.t DISABLE TRIGGER m",
     "of TRUNCATE": trigger(fires="AFTER TRUNCATE", of=""),
     "with a search_path": stamping(STAMP, "SET search_path = ''") + ";" + trigger(),
-    "words": trigger(function="tsvector_update_trigger('words', 'pg_catalog.english', 'name')"),
-    "two of them": trigger() + ";" + trigger(name="n", function="suppress_redundant_updates_trigger()"),
+    "words": trigger(runs="tsvector_update_trigger('words', 'pg_catalog.english', 'name')"),
+    "two of them": trigger() + ";" + trigger(name="n", runs="suppress_redundant_updates_trigger()"),
 }
 ALONE = {
     "WHEN calls what is not immutable": trigger(of=EACH + "(pg_current_xact_id() IS NULL)"),
@@ -285,8 +285,8 @@ ALONE = {
     "transitions": trigger(fires="AFTER UPDATE", of="REFERENCING NEW TABLE AS x FOR EACH ROW"),
     "as its owner": stamping(STAMP, "SECURITY DEFINER") + ";" + trigger(),
     "with a setting": stamping(STAMP, "SET work_mem = '1MB'") + ";" + trigger(),
-    "words of a domain": trigger(function="tsvector_update_trigger('words', 'pg_catalog.english', 'note')"),
-    "another one of PostgreSQL's": trigger(function='pg_catalog."RI_FKey_check_ins"()'),
+    "words of a domain": trigger(runs="tsvector_update_trigger('words', 'pg_catalog.english', 'note')"),
+    "another one of PostgreSQL's": trigger(runs='pg_catalog."RI_FKey_check_ins"()'),
 }
 NEVER = {
     "of a statement": trigger(of=""),
@@ -371,7 +371,7 @@ async def test_an_error_of_one_row_is_the_answer_to_its_own_write(race: Race) ->
         assert [row[0] for row in await race.observer.fetch("SELECT n FROM t ORDER BY id")] == [-12, 1, 12]
         # In a scope, where no mark is set in the row, an update may be redundant.
         await protect(race.observer, "t", scope="of/{id}")
-        skips = trigger(name="z", function="suppress_redundant_updates_trigger()")
+        skips = trigger(name="z", runs="suppress_redundant_updates_trigger()")
         await race.observer.execute(f"DROP TRIGGER m ON t; {skips}")
         assert (await gateway.catalog.reload()).tables["t"].shares_transactions
         asked = (patch(gateway, keyed(str(key), 50, "t", n=1)) for key in (1, 2, 3))
@@ -391,7 +391,7 @@ END $$"""
 
 async def test_an_owner_vouches_for_triggers_that_are_not_understood(race: Race) -> None:
     await made(race, "t")
-    await race.observer.execute(f"{AUDITING}; {trigger(fires='AFTER UPDATE', function='public.audit()')}")
+    await race.observer.execute(f"{AUDITING}; {trigger(fires='AFTER UPDATE', runs='public.audit()')}")
     await race.direct(race.a, "INSERT INTO t (id) VALUES (1), (2), (3)", token=30)
     xmins = "SELECT count(DISTINCT xmin::text) FROM t"
     async with open_gateway(race.dsn) as gateway:
@@ -487,7 +487,7 @@ async def compare(race: Race, seed: int, bodies: int, moments: int) -> None:
     await made(race, *tables)
     await race.observer.execute(NOTHING)
     await race.observer.execute(
-        trigger("single", "AFTER INSERT OR UPDATE OR DELETE", name="z", function="public.nothing()")
+        trigger("single", "AFTER INSERT OR UPDATE OR DELETE", name="z", runs="public.nothing()")
     )
     async with open_gateway(race.dsn) as gateway:
         for _ in range(bodies):

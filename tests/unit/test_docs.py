@@ -418,14 +418,10 @@ def test_each_source_has_its_rows() -> None:
 NASTY = "<script>alert('x')</script>&\""
 
 
-def nasty_table() -> Table:
-    fence = Fence(NASTY, "strict", "external", "f", broken="")
-    return Table(1, "public", NASTY, NASTY, "table", f"A comment {NASTY}", False, {}, (), fence)
-
-
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    nasty = nasty_table()
+    fence = Fence(NASTY, "strict", "external", "f", broken="")
+    nasty = Table(1, "public", NASTY, NASTY, "table", f"A comment {NASTY}", False, {}, (), fence)
     harmed = replace(nasty, name="harmed", fence=Fence("harmed", "strict", "external", "f", broken="a trigger is gone"))
     catalog = Catalog(1, {NASTY: nasty, "free": replace(nasty, name="free", fence=None), "harmed": harmed})
     app = FastAPI(docs_url=None)
@@ -616,14 +612,10 @@ def test_an_sqlstate_of_ours_is_read_documented_and_tested() -> None:
         assert tested != (code in not_by_direct_sql), f"{code}: its message in tests/direct_sql/test_plain_sql.py"
 
 
-def columns_of_protected() -> set[str]:
+def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     text = (ROOT / "migrations/schema/protected.sql").read_text("utf-8")
     body = text.partition("CREATE TABLE fencepost.protected (\n")[2].partition("\n);")[0]
-    return set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
-
-
-def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
-    columns = columns_of_protected()
+    columns = set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
     assert {"name", "max_jump"} <= columns
     decided = set(re.findall(r"^  p\.(\w+) :=", PROTECTION, re.MULTILINE))
     # Who protected a table first, and when; and the partitions, which event triggers keep up to date.
