@@ -190,13 +190,9 @@ def stamping(body: str, options: str = "") -> str:
 
 
 def trigger(
-    table: str = "t",
-    fires: str = "BEFORE UPDATE",
-    of: str = "FOR EACH ROW",
-    runs: str = "public.stamp()",
-    name: str = "m",
+    table: str = "t", at: str = "BEFORE UPDATE", of: str = "FOR EACH ROW", runs: str = "public.stamp()", name: str = "m"
 ) -> str:
-    return f"CREATE TRIGGER {name} {fires} ON public.{table} {of} EXECUTE FUNCTION {runs}"
+    return f"CREATE TRIGGER {name} {at} ON public.{table} {of} EXECUTE FUNCTION {runs}"
 
 
 async def shares(race: Race, *ddl: str) -> bool:
@@ -269,10 +265,10 @@ async def test_which_bodies_see_their_own_row_only(race: Race) -> None:
 
 EACH = "FOR EACH ROW WHEN "
 SHARING = {
-    "any event": trigger(fires="BEFORE INSERT OR UPDATE OR DELETE"),
+    "any event": trigger(at="BEFORE INSERT OR UPDATE OR DELETE"),
     "WHEN": "ALTER TABLE public.t DROP twice;" + trigger(of=EACH + "(OLD.* IS DISTINCT FROM NEW.*)"),
-    "disabled": trigger(fires="AFTER UPDATE") + "; ALTER TABLE public.t DISABLE TRIGGER m",
-    "of TRUNCATE": trigger(fires="AFTER TRUNCATE", of=""),
+    "disabled": trigger(at="AFTER UPDATE") + "; ALTER TABLE public.t DISABLE TRIGGER m",
+    "of TRUNCATE": trigger(at="AFTER TRUNCATE", of=""),
     "with a search_path": stamping(STAMP, "SET search_path = ''") + ";" + trigger(),
     "words": trigger(runs="tsvector_update_trigger('words', 'pg_catalog.english', 'name')"),
     "two of them": trigger() + ";" + trigger(name="n", runs="suppress_redundant_updates_trigger()"),
@@ -281,8 +277,8 @@ ALONE = {
     "WHEN calls what is not immutable": trigger(of=EACH + "(pg_current_xact_id() IS NULL)"),
     "WHEN calls a function of a user's": "CREATE FUNCTION public.mine(int) RETURNS bool IMMUTABLE LANGUAGE sql"
     " RETURN true;" + trigger(of=EACH + "(public.mine(NEW.n))"),
-    "AFTER": trigger(fires="AFTER UPDATE"),
-    "transitions": trigger(fires="AFTER UPDATE", of="REFERENCING NEW TABLE AS x FOR EACH ROW"),
+    "AFTER": trigger(at="AFTER UPDATE"),
+    "transitions": trigger(at="AFTER UPDATE", of="REFERENCING NEW TABLE AS x FOR EACH ROW"),
     "as its owner": stamping(STAMP, "SECURITY DEFINER") + ";" + trigger(),
     "with a setting": stamping(STAMP, "SET work_mem = '1MB'") + ";" + trigger(),
     "words of a domain": trigger(runs="tsvector_update_trigger('words', 'pg_catalog.english', 'note')"),
@@ -290,7 +286,7 @@ ALONE = {
 }
 NEVER = {
     "of a statement": trigger(of=""),
-    "deferrable": trigger(fires="AFTER UPDATE", of="DEFERRABLE FOR EACH ROW").replace("TRIGGER", "CONSTRAINT TRIGGER"),
+    "deferrable": trigger(at="AFTER UPDATE", of="DEFERRABLE FOR EACH ROW").replace("TRIGGER", "CONSTRAINT TRIGGER"),
 }
 SHADOWS = {
     "a function": (
@@ -391,7 +387,7 @@ END $$"""
 
 async def test_an_owner_vouches_for_triggers_that_are_not_understood(race: Race) -> None:
     await made(race, "t")
-    await race.observer.execute(f"{AUDITING}; {trigger(fires='AFTER UPDATE', runs='public.audit()')}")
+    await race.observer.execute(f"{AUDITING}; {trigger(at='AFTER UPDATE', runs='public.audit()')}")
     await race.direct(race.a, "INSERT INTO t (id) VALUES (1), (2), (3)", token=30)
     xmins = "SELECT count(DISTINCT xmin::text) FROM t"
     async with open_gateway(race.dsn) as gateway:
