@@ -782,6 +782,9 @@ MUTANTS: list[Mutant] = [
     # Triggers that see their own row only
     swapped("a trigger's function that was replaced is believed", "fencepost.server.postgres.keyed.or_changed_code",
         lambda _: "", batches.test_a_body_that_is_replaced_unheard_sees_no_neighbour),
+    Mutant("a vouched trigger's token is the next row's", "fencepost.server.postgres.row_sql._NOTHING_LEFT",
+        "OPERATOR(pg_catalog.=) ''", "IS NOT NULL",
+        batches.test_an_owner_vouches_for_triggers_that_are_not_understood),
     swapped("every trigger shares", "fencepost.server.postgres.catalog_cache.sees_own_row_only", lambda *_: True,
         batches.test_which_bodies_see_their_own_row_only),
     swapped("a function may have any option", "fencepost.server.postgres.trigger_reader._OPTIONS",
