@@ -19,7 +19,7 @@ CREATE TABLE fencepost.protected (
   verify          boolean NOT NULL DEFAULT false,
   partitions      regclass[] NOT NULL DEFAULT '{}',
   sealed          boolean NOT NULL DEFAULT false,
-  triggers_see_own_row boolean NOT NULL DEFAULT false
+  triggers_see_own_row boolean NOT NULL DEFAULT false CONSTRAINT protected_triggers_check CHECK (NOT triggers_see_own_row OR scope IS NULL)
 );
 
 COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';

@@ -382,6 +382,10 @@ BEGIN
   p.max_jump := CASE p.source WHEN 'external' THEN nullif(coalesce((p_options ->> 'max_jump')::bigint, now.max_jump), 0) END;
   IF p.scope IS NOT NULL THEN PERFORM fencepost.require_scope(p); END IF;
   p.triggers_see_own_row := coalesce((p_options ->> 'triggers_see_own_row')::boolean, now.triggers_see_own_row, false);
+  IF p.triggers_see_own_row AND p.scope IS NOT NULL THEN
+    PERFORM fencepost.refuse_protection(called, ARRAY['--triggers-see-own-row and a scope exclude each other: who enters a scope enters it for the'
+      ' whole transaction, and a trigger could take a row into one that another write has entered. --no-triggers-see-own-row, or --no-scope.']);
+  END IF;
   IF (p_options ->> 'triggers_see_own_row')::boolean THEN PERFORM fencepost.require_triggers_of_rows(p); END IF;
   RETURN p;
 END $$;

@@ -405,6 +405,8 @@ async def test_an_owner_vouches_for_triggers_that_are_not_understood(race: Race)
         assert await written(gateway, 43, 1, 2, 3) == ["ok"] * 3
         marks = [row[0] for row in await race.observer.fetch("SELECT last_fence_token FROM t WHERE id < 4")]
         promised(marks == [43] * 3, f"rows have the marks {marks}")
+    with pytest.raises(ProtectError, match="--triggers-see-own-row and a scope exclude each other"):
+        await protect(race.observer, "t", scope="of/{id}")
     for ddl, told in ((NEVER["of a statement"], "EACH STATEMENT (s)"), (NEVER["deferrable"], "DEFERRABLE (s)")):
         await race.observer.execute(stamping(STAMP) + ";" + ddl.replace("TRIGGER m", "TRIGGER s"))
         await protect(race.observer, "t")
@@ -480,10 +482,8 @@ def writes(chance: random.Random, gateway: Gateway, tables: tuple[str, ...], tok
 async def compare(race: Race, seed: int, bodies: int, moments: int) -> None:
     chance, tables, token = random.Random(seed), ("together", "single"), 100
     await made(race, *tables)
-    await race.observer.execute(NOTHING)
-    await race.observer.execute(
-        trigger("single", "AFTER INSERT OR UPDATE OR DELETE", name="z", runs="public.nothing()")
-    )
+    goes_alone = trigger("single", "AFTER INSERT OR UPDATE OR DELETE", name="z", runs="public.nothing()")
+    await race.observer.execute(f"{NOTHING}; {goes_alone}")
     async with open_gateway(race.dsn) as gateway:
         for _ in range(bodies):
             events = "BEFORE " + chance.choice(("UPDATE", "INSERT OR UPDATE", "INSERT OR UPDATE OR DELETE"))
