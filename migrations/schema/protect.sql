@@ -42,6 +42,15 @@ CREATE FUNCTION fencepost.with_partitions(p_table oid) RETURNS TABLE (relid oid)
 SET search_path = pg_catalog, pg_temp AS
 $$ SELECT p_table UNION ALL SELECT u.part::oid FROM unnest(fencepost.partitions_of(p_table)) AS u(part) $$;
 
+-- The triggers of a table and its partitions for which no owner can vouch that they see their own row only: of a statement, and deferrable
+-- ones. The fence's are none of them.
+CREATE FUNCTION fencepost.triggers_of_others(p_table oid, OUT of_statements text[], OUT deferred text[]) LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT array_agg(DISTINCT t.tgname::text ORDER BY t.tgname::text) FILTER (WHERE t.tgtype & 1 = 0),
+         array_agg(DISTINCT t.tgname::text ORDER BY t.tgname::text) FILTER (WHERE t.tgdeferrable)
+    FROM pg_trigger t JOIN fencepost.with_partitions(p_table) u ON u.relid = t.tgrelid
+   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0 AND NOT starts_with(t.tgname, 'zzz_fencepost_') $$;
+
 -- Drop some of a table's triggers; null: those that refuse TRUNCATE, on its partitions as well.
 CREATE FUNCTION fencepost.drop_triggers(p_table oid, p_parts text[]) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$

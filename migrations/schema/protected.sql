@@ -18,7 +18,8 @@ CREATE TABLE fencepost.protected (
   max_jump        bigint CONSTRAINT protected_max_jump_check CHECK (max_jump > 0),
   verify          boolean NOT NULL DEFAULT false,
   partitions      regclass[] NOT NULL DEFAULT '{}',
-  sealed          boolean NOT NULL DEFAULT false
+  sealed          boolean NOT NULL DEFAULT false,
+  triggers_see_own_row boolean NOT NULL DEFAULT false CONSTRAINT protected_triggers_check CHECK (NOT triggers_see_own_row OR scope IS NULL)
 );
 
 COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';
@@ -30,6 +31,8 @@ COMMENT ON COLUMN fencepost.protected.max_jump IS 'How far a token may be above 
 COMMENT ON COLUMN fencepost.protected.verify IS 'Whether the gateway asks the source about tokens that it does not know, before a mark is raised under them.';
 
 COMMENT ON COLUMN fencepost.protected.sealed IS 'Whether the gateway takes only tokens with a seal, for resources that the seal is bound to. Direct SQL has no seals: here the number alone counts.';
+
+COMMENT ON COLUMN fencepost.protected.triggers_see_own_row IS 'Whether the owner vouches for triggers of rows that the gateway does not understand: the table''s writes share transactions all the same.';
 
 COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
 

@@ -76,7 +76,8 @@ CREATE FUNCTION fencepost.require_options(p_options jsonb) RETURNS void LANGUAGE
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known CONSTANT jsonb := '{"rule": "string", "source": "string", "queue": "string", "scope": "string", "verify": "boolean",
-    "requires_key": "boolean", "sealed": "boolean", "max_token": "number", "max_jump": "number", "above": "number"}';
+    "requires_key": "boolean", "sealed": "boolean", "triggers_see_own_row": "boolean", "max_token": "number", "max_jump": "number",
+    "above": "number"}';
   wrong text;
 BEGIN
   IF jsonb_typeof(p_options) <> 'object' THEN
@@ -314,6 +315,19 @@ BEGIN
   PERFORM fencepost.refuse_protection(p.name, reasons);
 END $$;
 
+-- Refuse to take an owner's word for triggers that are none of rows.
+CREATE FUNCTION fencepost.require_triggers_of_rows(p fencepost.protected) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  seen record := fencepost.triggers_of_others(p.relation);
+BEGIN
+  PERFORM fencepost.refuse_protection(p.name, ARRAY[
+    '--triggers-see-own-row is not for triggers FOR EACH STATEMENT (' || array_to_string(seen.of_statements, ', ') || '): such a trigger has no'
+      ' row of its own, and fires for each try of a write, of which those in a shared transaction have more.',
+    '--triggers-see-own-row is not for triggers that are DEFERRABLE (' || array_to_string(seen.deferred, ', ') || '): they may fire at the'
+      ' end of the transaction, when the rows of others are written.']);
+END $$;
+
 -- What the API calls a table, a view or a foreign table; fencepost.name_of is of tables only.
 CREATE FUNCTION fencepost.api_name(p_relation oid) RETURNS text LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
@@ -321,7 +335,7 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_relation $$;
 
 -- How a table is to be protected: the row that fencepost.protected is to have of it. What the options do not say, or say null of, stays as
--- it is; of a new table it is strict, external, no scope, no key required, no seal. Changes nothing. Raises 55000, with all that is
+-- it is; of a new table it is strict, external, no scope, no key required, no seal, no word for its triggers. Changes nothing. Raises 55000, with all that is
 -- in the way, and 22023 for an option that there is not.
 CREATE FUNCTION fencepost.protection_asked(p_table regclass, p_options jsonb) RETURNS fencepost.protected LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -367,5 +381,11 @@ BEGIN
   p.max_token := CASE p.source WHEN 'external' THEN coalesce((p_options ->> 'max_token')::bigint, now.max_token, 4611686018427387903) END;
   p.max_jump := CASE p.source WHEN 'external' THEN nullif(coalesce((p_options ->> 'max_jump')::bigint, now.max_jump), 0) END;
   IF p.scope IS NOT NULL THEN PERFORM fencepost.require_scope(p); END IF;
+  p.triggers_see_own_row := coalesce((p_options ->> 'triggers_see_own_row')::boolean, now.triggers_see_own_row, false);
+  IF p.triggers_see_own_row AND p.scope IS NOT NULL THEN
+    PERFORM fencepost.refuse_protection(called, ARRAY['--triggers-see-own-row and a scope exclude each other: who enters a scope enters it for the'
+      ' whole transaction, and a trigger could take a row into one that another write has entered. --no-triggers-see-own-row, or --no-scope.']);
+  END IF;
+  IF (p_options ->> 'triggers_see_own_row')::boolean THEN PERFORM fencepost.require_triggers_of_rows(p); END IF;
   RETURN p;
 END $$;

@@ -14,16 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.cli.running import (
-    FENCEPOST,
-    StartLock,
-    environment,
-    release,
-    variables_in,
-    waiters,
-    whole_lines,
-    written,
-)
+from tests.cli.running import FENCEPOST, StartLock, environment, release, variables_in, waiters, whole_lines, written
 from tests.support.gateways import gateway_process
 from tests.support.manual_clock import ManualClock
 from tests.support.use_cases import patch_line
@@ -35,7 +26,6 @@ from fencepost.client import SystemClock
 from fencepost.testing.servers.processes import PATIENCE, alive, eventually, wait_until
 
 # `fencepost elect`: a command that runs as long as we lead.
-
 
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"
@@ -163,7 +153,6 @@ def test_bad_usage_is_refused(arguments: tuple[str, ...]) -> None:
 
 
 # `fencepost batch`: a file of lines, what was refused of it, and going on where it stopped.
-
 
 LINES: list[object] = [
     {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},

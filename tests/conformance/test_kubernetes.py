@@ -45,7 +45,6 @@ def object_of(file: str, kind: str) -> dict[str, Any]:
 
 # Leases as an operator reads and changes them, and a source on them.
 
-
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
@@ -291,7 +290,6 @@ def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, fil
 
 
 # Answers of the API server that are lost, requests that are sent twice or cancelled.
-
 
 Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
 
@@ -587,12 +585,7 @@ async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
     ],
 )
 async def test_each_answer_of_a_server_has_its_error(
-    make_by_url: MakeByUrl,
-    tmp_path: Path,
-    status: str,
-    body: str,
-    error: type[SourceError],
-    reported: str,
+    make_by_url: MakeByUrl, tmp_path: Path, status: str, body: str, error: type[SourceError], reported: str
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

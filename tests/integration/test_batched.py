@@ -32,7 +32,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Six rows that one batch writes.
 
-
 LOADED = """
 CREATE TABLE public.customers (id int PRIMARY KEY);
 INSERT INTO public.customers VALUES (1);
@@ -57,7 +56,6 @@ async def together(*works: Coroutine[Any, Any, Outcome]) -> list[str]:
 
 
 # A caller whose writes wait for locked rows leaves turns, and places of those that wait, to others.
-
 
 LOCK = "SELECT FROM orders WHERE order_id = $1 FOR UPDATE"
 LONG = 4 * PATIENCE
@@ -126,7 +124,6 @@ async def test_whose_writes_wait_for_rows_leaves_a_turn_to_others(race: Race, co
 
 
 # Which tables' writes share transactions, and the statement that finds and locks their rows.
-
 
 TRIGGER = """
 CREATE TABLE public.totals (id int PRIMARY KEY, n int NOT NULL DEFAULT 0);
@@ -361,7 +358,6 @@ async def test_an_unissued_token_is_no_neighbours_matter(connect: Connect, unmad
 
 # A write that waits for a row, or for its turn, keeps none of its neighbours waiting.
 
-
 WAITING = """
 SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""
 
@@ -547,7 +543,6 @@ async def test_two_gateways_on_the_same_rows_never_wait_in_a_circle(race: Race) 
 
 
 # The order of a batch's lines where it is not that of one row: foreign keys, scopes, triggers, queues.
-
 
 SQL = """
 CREATE TABLE public.parents (id int PRIMARY KEY, note text);

@@ -30,7 +30,7 @@ from tests.support.use_cases import keyed, listed, open_gateway, patch, post, pu
 from fencepost.server.fence.token import Token
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
-from fencepost.server.postgres.marks import Appeared, claim_absent
+from fencepost.server.postgres.marks import claim_absent
 
 
 @pytest.fixture(params=["strict-external", "epoch-builtin"])
@@ -202,48 +202,41 @@ async def test_a_table_with_a_scope(connect: Connect, unmade: Unmade) -> None:
 # An operator behind broken glass and a holder of a token, at the same time, stepped
 
 
-async def claim_new(race: Race, connection: Connection, token: int) -> int | Appeared | None:
-    return await claim_absent(connection, race.table, ("new",), Token(token), "orders/new")
-
-
 async def test_a_claim_waits_for_a_row_that_is_inserted_behind_glass(plain: Race) -> None:
     """Without a mark to meet at, the claim would answer "no row" while there is one that older tokens can write."""
-    race = plain
-    holder = await race.begin(race.a)
-    await race.a.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
-    await race.a.execute(INSERT.replace("'k'", "'new'"))
-    claim = await race.waits(race.b, claim_new(race, race.b, 40))
+    holder = await plain.begin(plain.a)
+    await plain.a.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
+    await plain.a.execute(INSERT.replace("'k'", "'new'"))
+    claim = await plain.waits(plain.b, claim_absent(plain.b, plain.table, ("new",), Token(40), "orders/new"))
     await holder.commit()
     assert isinstance(await claim, Exception), "the claim sees the row"
-    assert await race.claim(race.b, "new", 40)
-    assert await race.direct(race.a, UPDATE.replace("'k'", "'new'"), 39) == "FP409"
+    assert await plain.claim(plain.b, "new", 40)
+    assert await plain.direct(plain.a, UPDATE.replace("'k'", "'new'"), 39) == "FP409"
 
 
 async def test_a_row_behind_glass_waits_for_a_claim_and_does_not_undercut_it(plain: Race) -> None:
-    race = plain
-    holder = await race.begin(race.a)
-    assert await race.claim_absent(race.a, "new", 40) is None
-    inserting = await race.waits(race.b, run(race.b, INSERT.replace("'k'", "'new'")))
+    holder = await plain.begin(plain.a)
+    assert await plain.claim_absent(plain.a, "new", 40) is None
+    inserting = await plain.waits(plain.b, run(plain.b, INSERT.replace("'k'", "'new'")))
     await holder.commit()
     assert await inserting == "FP409"
-    assert await run(race.b, INSERT.replace("'k'", "'new'")) == "ok", "again, and it takes the claim's mark"
-    assert await race.live_mark("new") == 40
+    assert await run(plain.b, INSERT.replace("'k'", "'new'")) == "ok", "again, and it takes the claim's mark"
+    assert await plain.live_mark("new") == 40
 
 
 async def test_an_operator_who_waits_for_a_newer_holder_keeps_the_newer_mark(plain: Race) -> None:
-    race = plain
-    holder = await race.begin(race.a)
-    assert await race.update(race.a, "k", 60)
-    waiter = await race.waits(race.b, run(race.b, UPDATE))
+    holder = await plain.begin(plain.a)
+    assert await plain.update(plain.a, "k", 60)
+    waiter = await plain.waits(plain.b, run(plain.b, UPDATE))
     await holder.commit()
     assert await waiter == "ok"
-    assert await race.live_mark("k") == 60
-    holder = await race.begin(race.a)
-    assert await race.update(race.a, "k", 61)
-    deleting = await race.waits(race.b, run(race.b, DELETE))
+    assert await plain.live_mark("k") == 60
+    holder = await plain.begin(plain.a)
+    assert await plain.update(plain.a, "k", 61)
+    deleting = await plain.waits(plain.b, run(plain.b, DELETE))
     await holder.commit()
     assert await deleting == "ok"
-    assert await race.recorded("k") == (61, True)
+    assert await plain.recorded("k") == (61, True)
 
 
 # Who may break the glass (R14), with which reason, and by which ways no role can.
@@ -280,18 +273,17 @@ async def test_a_role_without_privileges_learns_what_it_lacks(plain: Race) -> No
 
 async def test_a_role_that_another_role_made_opens_nothing(plain: Race) -> None:
     """A role that may create roles could make one of any name, and is its member: only our own privilege counts."""
-    race = plain
-    await race.observer.execute("CREATE ROLE glass_maker LOGIN CREATEROLE; GRANT ALL ON public.orders TO glass_maker")
+    await plain.observer.execute("CREATE ROLE glass_maker LOGIN CREATEROLE; GRANT ALL ON public.orders TO glass_maker")
     try:
         make = ("DROP ROLE IF EXISTS fencepost_operators", "CREATE ROLE fencepost_operators")
-        assert await run(race.a, make, glass=None, login="glass_maker") == "ok"
-        assert await run(race.a, UPDATE, login="glass_maker") == "42501"
+        assert await run(plain.a, make, glass=None, login="glass_maker") == "ok"
+        assert await run(plain.a, UPDATE, login="glass_maker") == "42501"
         grant = "GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO glass_maker"
-        assert await run(race.a, grant, glass=None, login="glass_maker") == "42501"
-        await race.observer.execute(grant)
-        assert await run(race.a, UPDATE, login="glass_maker") == "ok"
+        assert await run(plain.a, grant, glass=None, login="glass_maker") == "42501"
+        await plain.observer.execute(grant)
+        assert await run(plain.a, UPDATE, login="glass_maker") == "ok"
     finally:
-        await race.observer.execute("DROP OWNED BY glass_maker; DROP ROLE fencepost_operators, glass_maker")
+        await plain.observer.execute("DROP OWNED BY glass_maker; DROP ROLE fencepost_operators, glass_maker")
 
 
 async def test_without_such_a_role_it_is_for_who_owns_the_schema(connect: Connect, unmade: Unmade) -> None:
@@ -308,44 +300,41 @@ async def test_without_such_a_role_it_is_for_who_owns_the_schema(connect: Connec
 
 async def test_a_function_that_runs_as_its_owner_does_not_open_the_case_for_its_caller(plain: Race) -> None:
     """Nor does SET ROLE close it: the login counts."""
-    race = plain
     body = "UPDATE public.orders SET n = 9"
-    await race.observer.execute(
+    await plain.observer.execute(
         f"CREATE FUNCTION public.as_owner() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$ {body} $$"
     )
-    assert await run(race.a, "SELECT public.as_owner()", login=STRANGER) == "42501"
-    await race.observer.execute(f"GRANT {STRANGER} TO {OPERATOR}")
-    assert await run(race.a, [f"SET LOCAL ROLE {STRANGER}", UPDATE], login=OPERATOR) == "ok"
+    assert await run(plain.a, "SELECT public.as_owner()", login=STRANGER) == "42501"
+    await plain.observer.execute(f"GRANT {STRANGER} TO {OPERATOR}")
+    assert await run(plain.a, [f"SET LOCAL ROLE {STRANGER}", UPDATE], login=OPERATOR) == "ok"
 
 
 async def test_a_role_that_may_not_break_the_glass_records_and_learns_nothing(plain: Race) -> None:
-    race = plain
     for call in (
         "fencepost.record_break_glass('orders', 'orders/k', 'UPDATE')",
         "fencepost.mark_behind_glass('orders', 'orders/k', NULL)",
     ):
-        assert await run(race.a, f"SELECT {call}", login=STRANGER) == "42501", call
-        assert await run(race.a, f"SELECT {call}", glass=None, login=STRANGER) == "ok", call
-    assert await race.a.fetchval("SELECT fencepost.mark_behind_glass('orders', 'orders/k', 7)") is None
-    assert await count(race) == 0
+        assert await run(plain.a, f"SELECT {call}", login=STRANGER) == "42501", call
+        assert await run(plain.a, f"SELECT {call}", glass=None, login=STRANGER) == "ok", call
+    assert await plain.a.fetchval("SELECT fencepost.mark_behind_glass('orders', 'orders/k', 7)") is None
+    assert await count(plain) == 0
 
 
 async def test_a_reason_in_the_gateways_role_opens_nothing(plain: Race, connect: Connect) -> None:
     """ALTER DATABASE, or ROLE, gives it to everybody who connects: the gateway does not take it."""
-    race = plain
-    await race.delete(race.a, "k", 34)
+    await plain.delete(plain.a, "k", 34)
     for setting in ("fencepost.break_glass = 'left behind'", "fencepost.token = '99'"):
-        name = await race.observer.fetchval("SELECT quote_ident(current_database())")
-        await race.observer.execute(f"ALTER DATABASE {name} SET {setting}")
+        name = await plain.observer.fetchval("SELECT quote_ident(current_database())")
+        await plain.observer.execute(f"ALTER DATABASE {name} SET {setting}")
     ordinary = await connect()
     assert await ordinary.fetchval("SELECT current_setting('fencepost.break_glass')") == "left behind"
     assert await (await racer(connect)).fetchval("SELECT current_setting('fencepost.break_glass')") == ""
-    async with open_gateway(race.dsn) as gateway:
+    async with open_gateway(plain.dsn) as gateway:
         assert result_of(await post(gateway, listed(34, {"order_id": "k"}))) == "FP002"
         assert result_of(await put(gateway, keyed("k", 34, n=1))) == "FP002"
         assert result_of(await put(gateway, keyed("k", 35, n=1))) == "created"
         assert result_of(await patch(gateway, keyed("k", 35, n=1))) == "FP002"
-    assert await count(race) == 0
+    assert await count(plain) == 0
 
 
 async def test_status_shows_the_last_five_uses(plain: Race) -> None:
@@ -373,61 +362,56 @@ async def test_status_shows_the_last_five_uses(plain: Race) -> None:
 
 
 async def test_one_record_for_a_transaction_a_table_a_verb_and_a_statement(plain: Race) -> None:
-    race = plain
-    await race.observer.execute("CREATE TABLE public.other (id int PRIMARY KEY); GRANT ALL ON other TO glass_operator")
-    await protect(race.observer, "other")
+    await plain.observer.execute("CREATE TABLE public.other (id int PRIMARY KEY); GRANT ALL ON other TO glass_operator")
+    await protect(plain.observer, "other")
     many = "INSERT INTO public.orders (order_id) SELECT 'n' || i FROM generate_series(1, 20) i"
     work = [many, "UPDATE public.orders SET n = 1", UPDATE, UPDATE, "INSERT INTO public.other VALUES (1), (2)"]
-    assert await run(race.a, work, login=OPERATOR) == "ok"
-    found = await records(race.observer)
+    assert await run(plain.a, work, login=OPERATOR) == "ok"
+    found = await records(plain.observer)
     assert sorted((table, verb) for table, verb, _ in found) == [
         ("orders", "INSERT"),
         ("orders", "UPDATE"),
         ("orders", "UPDATE"),
         ("other", "INSERT"),
     ]
-    assert await run(race.a, work[1], login=OPERATOR) == "ok"
-    assert await count(race) == 5, "another transaction"
+    assert await run(plain.a, work[1], login=OPERATOR) == "ok"
+    assert await count(plain) == 5, "another transaction"
 
 
 async def test_a_record_names_who_why_and_how(plain: Race) -> None:
-    race = plain
-    await race.a.execute(f"SET SESSION AUTHORIZATION {OPERATOR}; SET application_name = 'psql'")
-    begun = await race.observer.fetchval("SELECT clock_timestamp()")
+    await plain.a.execute(f"SET SESSION AUTHORIZATION {OPERATOR}; SET application_name = 'psql'")
+    begun = await plain.observer.fetchval("SELECT clock_timestamp()")
     try:
-        async with race.a.transaction():
-            await race.a.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
-            await race.a.execute(UPDATE)
+        async with plain.a.transaction():
+            await plain.a.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
+            await plain.a.execute(UPDATE)
     finally:
-        await race.a.execute("RESET SESSION AUTHORIZATION")
-    row = await race.observer.fetchrow("SELECT * FROM fencepost.break_glass_log")
+        await plain.a.execute("RESET SESSION AUTHORIZATION")
+    row = await plain.observer.fetchrow("SELECT * FROM fencepost.break_glass_log")
     assert row is not None
     assert (row["login"], row["role"], row["reason"], row["query"]) == (OPERATOR, OPERATOR, REASON, UPDATE)
     assert row["application"] == "psql"
     assert row["at"] >= begun
-    assert (row["client"] is None) == (await race.a.fetchval("SELECT inet_client_addr() IS NULL"))
+    assert (row["client"] is None) == (await plain.a.fetchval("SELECT inet_client_addr() IS NULL"))
 
 
 async def test_a_record_keeps_the_beginning_of_a_long_statement(plain: Race) -> None:
-    race = plain
     for end in "ab":  # two statements that begin alike are two
-        assert await run(race.a, f"{UPDATE} /* {'x' * 100_000} {end} */", login=OPERATOR) == "ok"
-    kept = await race.observer.fetch("SELECT query, digest FROM fencepost.break_glass_log")
+        assert await run(plain.a, f"{UPDATE} /* {'x' * 100_000} {end} */", login=OPERATOR) == "ok"
+    kept = await plain.observer.fetch("SELECT query, digest FROM fencepost.break_glass_log")
     assert {(row["query"][:40], len(row["query"])) for row in kept} == {(UPDATE[:40], 2000)}
     assert len({row["digest"] for row in kept}) == len(kept) == 2
 
 
 async def test_the_role_of_a_record_is_the_one_that_was_set(plain: Race) -> None:
-    race = plain
-    await race.observer.execute(f"GRANT ALL ON public.orders TO {ROLE}")
-    assert await run(race.a, [f"SET LOCAL ROLE {ROLE}", UPDATE], login=OPERATOR) == "ok"
-    row = await race.observer.fetchrow("SELECT login, role FROM fencepost.break_glass_log")
+    await plain.observer.execute(f"GRANT ALL ON public.orders TO {ROLE}")
+    assert await run(plain.a, [f"SET LOCAL ROLE {ROLE}", UPDATE], login=OPERATOR) == "ok"
+    row = await plain.observer.fetchrow("SELECT login, role FROM fencepost.break_glass_log")
     assert tuple(row or ()) == (OPERATOR, ROLE)
 
 
 async def test_the_log_is_append_only_for_its_owner_too(plain: Race) -> None:
-    race = plain
-    assert await run(race.a, UPDATE, login=OPERATOR) == "ok"
+    assert await run(plain.a, UPDATE, login=OPERATOR) == "ok"
     tamper = (
         "UPDATE fencepost.break_glass_log SET reason = 'nothing'",
         "DELETE FROM fencepost.break_glass_log",
@@ -436,7 +420,7 @@ async def test_the_log_is_append_only_for_its_owner_too(plain: Race) -> None:
         " ON CONFLICT (xid, at, name, verb, digest) DO UPDATE SET reason = 'x'",
     )
     for statement in tamper:
-        assert await race.direct(race.observer, statement) == "42501", statement
+        assert await plain.direct(plain.observer, statement) == "42501", statement
     for statement in (
         *tamper,
         "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('', '', '', '')",
@@ -444,15 +428,14 @@ async def test_the_log_is_append_only_for_its_owner_too(plain: Race) -> None:
         "SELECT fencepost.meet_mark('orders/k')",
     ):
         for login in (OPERATOR, STRANGER):
-            assert await run(race.a, statement, glass=None, login=login) == "42501", statement
-    assert await count(race) == 1
+            assert await run(plain.a, statement, glass=None, login=login) == "42501", statement
+    assert await count(plain) == 1
 
 
 async def test_no_record_hides_another(plain: Race) -> None:
     """No role can write a harmless one first, and what is written for another reason is another record."""
-    race = plain
     record = "SELECT fencepost.record_break_glass('orders', 'orders/harmless', 'UPDATE')"
-    assert await run(race.a, record, login=OPERATOR) == "42501"
+    assert await run(plain.a, record, login=OPERATOR) == "42501"
     trigger = (
         "CREATE TEMP TABLE mine (a int)",
         "CREATE FUNCTION pg_temp.forge() RETURNS trigger LANGUAGE plpgsql AS"
@@ -461,8 +444,10 @@ async def test_no_record_hides_another(plain: Race) -> None:
         "INSERT INTO mine VALUES (1)",
     )
     another = "SET LOCAL fencepost.break_glass = 'INC-124: and another thing'"
-    assert await run(race.a, [*trigger, UPDATE, UPDATE, another, UPDATE], login=OPERATOR) == "ok"
-    rows = await race.observer.fetch("SELECT resource, reason FROM fencepost.break_glass_log ORDER BY reason, resource")
+    assert await run(plain.a, [*trigger, UPDATE, UPDATE, another, UPDATE], login=OPERATOR) == "ok"
+    rows = await plain.observer.fetch(
+        "SELECT resource, reason FROM fencepost.break_glass_log ORDER BY reason, resource"
+    )
     assert [(row["resource"], row["reason"][:7]) for row in rows] == [
         ("orders/harmless", "INC-123"),
         ("orders/k", "INC-123"),
@@ -472,32 +457,30 @@ async def test_no_record_hides_another(plain: Race) -> None:
 
 async def test_records_of_another_servers_transactions_do_not_hide_a_new_one(plain: Race) -> None:
     """Transaction numbers begin anew in a cluster that a dump was restored into; the log has old ones."""
-    race = plain
     old = (
         "INSERT INTO fencepost.break_glass_log (at, name, verb, resource, reason, digest)"
         " VALUES ('2020-01-01', $1, $2, $3, $4, '')"
     )
-    async with race.observer.transaction():
-        await race.observer.execute(old, "orders", "UPDATE", "orders/k", "of another server")
-        await race.observer.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
-        await race.observer.execute(UPDATE)
-    assert await count(race) == 2
+    async with plain.observer.transaction():
+        await plain.observer.execute(old, "orders", "UPDATE", "orders/k", "of another server")
+        await plain.observer.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'")
+        await plain.observer.execute(UPDATE)
+    assert await count(plain) == 2
 
 
 async def test_upserts_and_merges_record_what_they_did(plain: Race) -> None:
-    race = plain
     upsert = "INSERT INTO public.orders (order_id) VALUES ('{}') ON CONFLICT (order_id) DO {}"
-    assert await run(race.a, upsert.format("k", "UPDATE SET n = 5"), login=OPERATOR) == "ok"
-    assert [verb for _, verb, _ in await records(race.observer)] == ["UPDATE"]
-    assert await run(race.a, upsert.format("k", "NOTHING"), login=OPERATOR) == "ok"
-    assert await count(race) == 1, "nothing was written"
-    assert await run(race.a, upsert.format("new", "NOTHING"), login=OPERATOR) == "ok"
+    assert await run(plain.a, upsert.format("k", "UPDATE SET n = 5"), login=OPERATOR) == "ok"
+    assert [verb for _, verb, _ in await records(plain.observer)] == ["UPDATE"]
+    assert await run(plain.a, upsert.format("k", "NOTHING"), login=OPERATOR) == "ok"
+    assert await count(plain) == 1, "nothing was written"
+    assert await run(plain.a, upsert.format("new", "NOTHING"), login=OPERATOR) == "ok"
     merge = """
         MERGE INTO public.orders o USING (VALUES ('k'), ('new'), ('more')) s(id) ON o.order_id = s.id
         WHEN MATCHED AND s.id = 'k' THEN DELETE WHEN MATCHED THEN UPDATE SET n = 7
         WHEN NOT MATCHED THEN INSERT (order_id) VALUES (s.id)"""
-    assert await run(race.a, merge, login=OPERATOR) == "ok"
-    assert sorted((await records(race.observer))[2:]) == [
+    assert await run(plain.a, merge, login=OPERATOR) == "ok"
+    assert sorted((await records(plain.observer))[2:]) == [
         ("orders", "DELETE", "orders/k"), ("orders", "INSERT", "orders/more"), ("orders", "UPDATE", "orders/new"),
     ]  # fmt: skip
-    assert (await race.recorded("k"), await race.live_mark("more")) == ((30, True), 0)
+    assert (await plain.recorded("k"), await plain.live_mark("more")) == ((30, True), 0)

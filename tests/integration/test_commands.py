@@ -43,7 +43,6 @@ from fencepost.testing.servers.processes import eventually, free_port
 
 # The commands that need a database and no gateway: migrate, protect, unprotect, status, doctor.
 
-
 Run = Callable[..., Any]
 
 
@@ -449,7 +448,6 @@ async def test_only_the_gateways_role_reads_keys_and_none_but_the_owner_changes_
 
 
 # `fencepost queue` on queues, also where a row stays locked; and what a consumer leaves behind in memory.
-
 
 KAFKA = "kafka:orders"
 SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))

@@ -316,7 +316,6 @@ async def ask(pool: Database, *, patient: bool = False) -> int:
 
 # PgBouncer before PostgreSQL: it drops what a client asks for at connect, and in two modes it shares sessions out.
 
-
 KEPT = {
     "synchronous_commit": "on", "transaction_isolation": "read committed", "statement_timeout": "30s",
     "lock_timeout": "10s", "idle_in_transaction_session_timeout": "30s", "client_min_messages": "warning",
@@ -408,7 +407,6 @@ async def opened_twice(url: str) -> None:
 
 
 # What users' code does to a session ends with the request: the next one finds the session as it was made.
-
 
 HIGH = "4000000000000000000"
 LEFT = {
@@ -657,7 +655,6 @@ async def test_a_trigger_that_only_sets_columns_costs_nothing(race: Race) -> Non
 # A start in which PostgreSQL cannot be reached, or a connection breaks: the gateway tries again for as long as
 # `--start-timeout` says (startup.py).
 
-
 SOON = dataclasses.replace(UNHURRIED, connections=ConnectionTimes(start_pause=0.01))
 HANDSHAKE, SETTLING = 300, 700
 """Bytes of a connection, both ways, after which it breaks: while it opens, and once its session is asked for."""
@@ -728,7 +725,6 @@ async def test_serve_waits_for_postgresql_and_can_be_stopped_meanwhile(
 
 
 # What /readyz and /metrics answer while PostgreSQL hangs, and that they answer at once.
-
 
 NEVER_GIVEN_UP = Times(health=HealthTimes(ask_for=3600))
 """Times of a gateway that answers in time though what it asked PostgreSQL is not answered for an hour."""

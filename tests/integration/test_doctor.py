@@ -45,6 +45,8 @@ AMISS = [
     ("DROP TABLE t CASCADE", "WARNING", "the table was dropped"),
     ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER zzzz BEFORE"
      " UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f()", "WARNING", "could change what it judged: zzzz"),
+    ("UPDATE fencepost.protected SET triggers_see_own_row = true; CREATE TRIGGER each_time BEFORE UPDATE ON t"
+     " EXECUTE FUNCTION suppress_redundant_updates_trigger()", "WARNING", "deferrable, are each_time"),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules"),
     ("ALTER TABLE t SET UNLOGGED", "ERROR", "the table is unlogged"),
     ("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database());"
@@ -199,7 +201,6 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
 # `fencepost doctor` on the functions behind a table's triggers: versions, owners, privileges, settings.
 # There are tables of each kind: by rows, with a scope, of the built-in source, partitioned.
 
-
 FUNCTION_TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TYPE mood AS ENUM ('good', 'bad');
@@ -331,7 +332,6 @@ async def test_tables_that_inherit_have_no_fence(function_owner: Connection, dat
 
 
 # Ways past the fence that are no race: functions for everybody, protection that comes and goes.
-
 
 ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)"
 

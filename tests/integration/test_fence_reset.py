@@ -274,7 +274,6 @@ async def test_a_write_under_way_is_waited_for(race: Race, key: str, other: str)
 
 # A protected table that has lost its column of marks: no mark is forgotten by what `protect` makes of it (R6).
 
-
 GONE = "ALTER TABLE public.orders DROP COLUMN last_fence_token CASCADE"
 RENAMED = "ALTER TABLE public.orders RENAME COLUMN last_fence_token TO mark"
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'live'"
@@ -463,7 +462,6 @@ async def test_no_statement_lowers_a_mark_or_a_floor(connect: Connect, unmade: U
 
 
 # A fence that was switched off, or whose columns were renamed, under a gateway that has not heard of it (R13).
-
 
 PARTED = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0)

@@ -33,7 +33,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # A gateway, rows, and the statements that reads share: they can be stopped, and made to fail.
 
-
 run = KeyedReads.run
 
 

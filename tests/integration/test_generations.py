@@ -12,14 +12,7 @@ from tests.races.test_pruning import absent
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.lease_racing import MINUTE, step_back
-from tests.support.racing import (
-    ISSUED,
-    WITHOUT_FLOORS,
-    mutate,
-    open_race,
-    outcome,
-    owner,
-)
+from tests.support.racing import ISSUED, WITHOUT_FLOORS, mutate, open_race, outcome, owner
 from tests.support.use_cases import open_gateway
 
 from fencepost.cli.main import main
@@ -245,7 +238,6 @@ async def test_when_a_newer_generation_is_met_all_connections_are_made_anew(data
 
 
 # Generations of a lock service's tokens (R12): scopes, and leases whose clock steps back.
-
 
 SOURCE = "redis"
 ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"

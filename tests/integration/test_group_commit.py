@@ -40,7 +40,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # The protocol of group commit, on real connections. What a queue runs is the test's own, and time stands still.
 
-
 Words = Sequence[str]
 
 
@@ -317,7 +316,6 @@ async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(
 
 # What one caller may have of group commit: of the connections, of one queue, and of a batch.
 
-
 ALL = 4
 MOST = 3
 """Connections, and how many of them are the share of a caller."""
@@ -541,7 +539,6 @@ async def test_doctor_reports_one_whose_lock_keeps_it_from_looking(connect: Conn
 
 # A preference that changes statements reaches all that write what a request gives, and plans are kept under it.
 
-
 ROW = {"customer": "Ada", "status": "paid"}
 
 
@@ -586,7 +583,6 @@ async def test_it_reaches_the_statement_of(
 # Every statement that requests send for tables of several kinds, compared with tests/statements/sent/: who changes a
 # statement changes it there too, and looks at each line.
 # `FENCEPOST_WRITE_STATEMENTS=1 pytest tests/integration/test_group_commit.py -k embedded` writes the files anew.
-
 
 SENT = Path(__file__).parents[1] / "statements" / "sent"
 DATABASE = "statements_sent"

@@ -24,16 +24,7 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import (
-    elections,
-    inspect,
-    locks,
-    mint,
-    observe,
-    release,
-    renew,
-    watch_election,
-)
+from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources
@@ -52,7 +43,6 @@ from fencepost.server.postgres.sources import GrantRecord
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # A lease belongs to the caller that acquired it, and callers see and take only locks that their patterns name.
-
 
 SECRET = "0123456789abcdef0123456789abcdef"
 ANN, BOB = Caller("jwt:issuer|ann"), Caller("jwt:issuer|bob")
@@ -170,7 +160,6 @@ async def test_a_wait_for_a_lock_ends_with_the_callers_token(gateway: Gateway) -
 
 # Renewals of one caller go on while another one asks about very many leases.
 
-
 MADE_UP = LeaseId("other", 2**47 + 999)
 SHARED_SECRET, BOBS = "ann-" * 8, "bob-" * 8
 HELD = "SELECT FROM fencepost.leases WHERE lease_id = {} FOR UPDATE"
@@ -221,7 +210,6 @@ async def test_who_asks_about_very_many_leases_leaves_a_connection_to_others(
 
 
 # Acquires that their clients have withdrawn, stepped beside the grants that they withdraw (schema/withdrawn.sql).
-
 
 TEXT = "mine-and-of-no-other-client"
 HELD_SECRET = hash_secret(TEXT)

@@ -33,7 +33,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 # An answer of the database that gets lost: a secret finds its lease again, and what is not known is not answered
 # (R15).
 
-
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 
 
@@ -87,7 +86,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
 ) -> None:
     foreign = await connect()
     await foreign.execute("BEGIN")
-    await leases.try_locks(foreign, plainly("x", "holder"), None, None, 0)
+    await leases.try_locks(foreign, LockRequest(("x",), "holder", "holder", MINUTE), None, None, 0)
     waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     pid = await eventually(lambda: observer.fetchval(f"{GATEWAYS} AND wait_event_type = 'Lock'"), what="a blocked try")
     assert await observer.fetchval("SELECT pg_terminate_backend($1, 5000)", pid)
@@ -98,10 +97,6 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
     await foreign.execute("ROLLBACK")
     assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
     assert await observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
-
-
-def plainly(name: str, secret: str) -> LockRequest:
-    return LockRequest((name,), secret, secret, MINUTE)
 
 
 async def test_a_place_whose_answer_got_lost_is_one_place(

@@ -93,7 +93,6 @@ async def test_a_look_that_finds_nothing_new_keeps_the_picture_and_is_no_news(ra
 
 # A key without a row is fenced by the floor of its table. So is a row that is made while nothing protects it.
 
-
 UPDATE = "UPDATE {} SET n = n + 1 WHERE id = {}"
 
 

@@ -153,15 +153,14 @@ async def fenced(migrated: OwnedDatabase) -> tuple[OwnedDatabase, Connection]:
     """Give a migrated database with an owner, where the table orders of `app` was protected by a superuser; and `app`'s
     connection.
     """
-    owned = migrated
-    made = await owned.command("migrate", "--owner", owned.owner)
+    made = await migrated.command("migrate", "--owner", migrated.owner)
     assert made.exit_code == 0, made.output
-    app = await owned.login(owned.app)
+    app = await migrated.login(migrated.app)
     await app.execute(ORDERS)
-    await protect(owned.root, "orders")
+    await protect(migrated.root, "orders")
     await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (2, 10)")
     await app.execute("BEGIN; SET LOCAL fencepost.token = '20'; DELETE FROM public.orders WHERE id = 2; COMMIT")
-    return owned, app
+    return migrated, app
 
 
 async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[OwnedDatabase, Connection]) -> None:
@@ -335,17 +334,16 @@ async def test_only_members_of_the_owner_break_the_glass(fenced: tuple[OwnedData
 
 async def test_the_functions_of_a_superuser_are_no_door_for_a_types_owner(migrated: OwnedDatabase) -> None:
     """The triggers run in their functions' owner's name; a cast that the key's enum gained would run there too."""
-    owned = migrated
-    app = await owned.login(owned.app)
+    app = await migrated.login(migrated.app)
     await app.execute(
         "CREATE TYPE public.size AS ENUM ('s', 'l'); CREATE TABLE public.shirts (size public.size PRIMARY KEY, n int);"
         "CREATE FUNCTION public.shown(public.size) RETURNS text LANGUAGE plpgsql AS $$ BEGIN"
-        f" EXECUTE 'ALTER ROLE {owned.app} SUPERUSER'; RETURN 'x'; END $$;"
+        f" EXECUTE 'ALTER ROLE {migrated.app} SUPERUSER'; RETURN 'x'; END $$;"
         "CREATE CAST (public.size AS text) WITH FUNCTION public.shown(public.size)"
     )
-    await protect(owned.root, "shirts")
+    await protect(migrated.root, "shirts")
     for token, statement in ((101, "INSERT INTO public.shirts VALUES ('s', 1)"), (102, "DELETE FROM public.shirts")):
         await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; {statement}; COMMIT")
-    marks = await owned.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
+    marks = await migrated.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
     assert [row[0] for row in marks] == ["shirts/s"]
-    assert await owned.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", owned.app) is False
+    assert await migrated.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", migrated.app) is False

@@ -271,7 +271,6 @@ async def test_protect_gives_up_in_the_end_and_changes_nothing(owner: Connection
 
 # `protect --queue`: a table that takes all its writes by a queue, and how it changes over (R12).
 
-
 QUEUE = "kafka:Orders.eu-1"
 ABOVE = 1 << 48
 
@@ -417,7 +416,6 @@ async def test_the_comparison_is_with_the_lowest_position(queue_owner: asyncpg.C
 
 # `protect --source builtin`: the tokens move past the marks that are there, whichever session writes or draws then
 # (R12).
-
 
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
@@ -585,7 +583,6 @@ async def test_a_column_that_was_there_is_read(connect: Connect, unmade: Unmade)
 
 # What a table is protected with is stored, and kept by a later `protect` that does not name it.
 
-
 GIVEN: dict[str, dict[str, Any]] = {
     "rule": {"rule": "epoch"},
     "source": {"source": "builtin"},
@@ -596,6 +593,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "max_jump": {"max_jump": 100},
     "queue": {"queue": "postgres:default"},
     "sealed": {"sealed": True},
+    "triggers_see_own_row": {"triggers_see_own_row": True},
 }
 """A value that is not the default, by the argument; `verify` needs a source that can be asked."""
 
@@ -652,7 +650,6 @@ async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str
 
 # `protect --scope` and doctor on tables of a scope: what is refused and why, and what is found amiss. Marks go along
 # when a table leaves a scope or enters one, whatever it and its columns are called by then (R6, R8).
-
 
 SCOPED_TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');
@@ -917,18 +914,15 @@ async def sealed_db(connect: Connect) -> Connection:
     return connection
 
 
-async def is_sealed(sealed_db: Connection) -> bool:
-    sealed: bool = await sealed_db.fetchval("SELECT sealed FROM fencepost.protected WHERE name = 't'")
-    return sealed
-
-
-async def test_it_is_given_kept_and_taken_back_by_the_command(sealed_db: Connection, database: str) -> None:
-    assert (await command("protect", "t", "--sealed", database=database)).exit_code == 0
-    assert (await command("protect", "t", "--rule", "epoch", database=database)).exit_code == 0
-    assert await is_sealed(sealed_db)
-    assert "external (sealed)" in (await command("status", database=database)).output
-    assert (await command("protect", "t", "--no-sealed", database=database)).exit_code == 0
-    assert not await is_sealed(sealed_db)
+@pytest.mark.usefixtures("sealed_db")
+async def test_it_is_given_kept_and_taken_back_by_the_command(database: str) -> None:
+    for option, told in (
+        ("--sealed", "external (sealed)"),
+        ("--triggers-see-own-row", "external (sealed, triggers see own row)"),
+        ("--no-sealed", "external (triggers see own row)"),
+    ):
+        assert (await command("protect", "t", option, database=database)).exit_code == 0
+        assert told in (await command("status", database=database)).output
 
 
 async def test_a_queue_has_no_seals_and_says_so_either_way_round(sealed_db: Connection) -> None:

@@ -465,7 +465,6 @@ async def test_a_copy_that_meets_the_first_one_before_it_is_committed_waits_for_
 
 # Messages that come again when their records are old: none is forgotten that is needed, and nothing happens twice.
 
-
 ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05, take_for=0.1))
 DAY = 86_400.0
 AGE = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days'"

@@ -45,7 +45,6 @@ from fencepost.server.postgres.row_sql import MARK
 # No trigger of the table sees such a claim. It is stepped by another transaction that is making the key's mark: the
 # claim waits for it, has looked at the table before, and looks at it once more afterwards (R7).
 
-
 SCOPED = "customer/{customer}"
 
 
@@ -199,7 +198,6 @@ async def test_protect_waits_for_a_grant_that_has_claimed(race: Race) -> None:
 
 # R14 as far as R6 stands on it, R11: the triggers apply the same rule to psql, an ORM, a cron job.
 
-
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('new')"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
@@ -261,7 +259,6 @@ async def test_a_token_for_a_table_whose_name_begins_with_anothers_is_none_for_t
 # Accepted, its mark would be in the row's column only, which is no mark any more: `unprotect` has written the older
 # one down, and the row may be gone before the table is protected again. `late`: the request comes after the commit.
 # `waiting`: it has come before, found the table protected, and waits for a lock that `unprotect` has.
-
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -128,10 +128,7 @@ async def test_one_stale_row_refuses_the_request_and_every_one_is_listed(race: R
     await seed(race, {"a": 30, "b": 50, "c": 40, "d": 60})
     listed = {"orders/b": "50", "orders/d": "60"} | ({"orders/c": "40"} if race.strict else {})
     async with open_gateway(race.dsn) as gateway:
-        for answer in (
-            await patch(gateway, matching(NEW, 40, status="x")),
-            await delete(gateway, matching(NEW, 40)),
-        ):
+        for answer in (await patch(gateway, matching(NEW, 40, status="x")), await delete(gateway, matching(NEW, 40))):
             assert isinstance(answer, Problem)
             assert answer.name == "FP001"
             rows = answer.extra["rows"]
@@ -223,7 +220,6 @@ async def test_a_renamed_table_is_not_written_until_it_is_protected_again(race: 
 
 
 # R6: one mark per key value, whatever its type, its text, the session's settings, and the names of things.
-
 
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "1"),

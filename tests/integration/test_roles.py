@@ -16,18 +16,7 @@ from tests.support.lost_answers import IN_A_HURRY
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
 from tests.support.racing import ITEMS, Race, mark, mutate, open_race, outcome, scoped_race
-from tests.support.use_cases import (
-    delete,
-    keyed,
-    listed,
-    matching,
-    once,
-    open_gateway,
-    patch,
-    post,
-    put,
-    result_of,
-)
+from tests.support.use_cases import delete, keyed, listed, matching, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem
@@ -36,9 +25,10 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import attempt, group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
+from fencepost.server.gateway.attempt import WriteQueues
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
-from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit, RoleQueues
+from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
@@ -59,7 +49,6 @@ from fencepost.server.times import TIMES, BatchTimes, QueueTimes, Times
 from fencepost.testing.servers.processes import PATIENCE
 
 # A table of orders that fp_web and fp_other may write to, fp_reader may read, and fp_nothing may not see.
-
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""
@@ -84,7 +73,6 @@ async def stage(race: Race) -> AsyncIterator[Acting]:
 
 
 # What each route needs, by column, as docs/roles.md says it; the matrix compares it with what PostgreSQL says.
-
 
 SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))
 MARK = "last_fence_token"
@@ -235,7 +223,6 @@ some privilege to read one (`write`, `read`)."""
 
 # As which roles the gateway acts: never one that is more than a caller.
 
-
 ALLOWED_MADE = f"""
 {GRANTED};
 CREATE ROLE t_super SUPERUSER; CREATE ROLE t_bypass BYPASSRLS; CREATE ROLE t_plain; CREATE ROLE t_keeper;
@@ -376,7 +363,6 @@ async def test_without_its_line_such_a_role_would_act(allowed_stage: Acting, mon
 
 
 # Marks rise only for who may write there: claims of rows, absent keys and scopes, by themselves and with a lease.
-
 
 SCOPED = f"GRANT SELECT, INSERT, UPDATE, DELETE ON items TO {WEB}; GRANT SELECT ON items, notes TO {READER}"
 RULED = f"""
@@ -615,7 +601,6 @@ async def test_without_the_look_at_the_login_it_would(stage: Acting, race: Race)
 
 
 # A role never outlives its request on a connection, whatever is cancelled or broken.
-
 
 Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
@@ -881,7 +866,6 @@ async def test_the_last_answer_counts_while_postgresql_is_away_and_before_the_fi
 
 # Batches of writes of several roles: a batch has one role, and no caller in it sees another one's.
 
-
 CLAIMED = """
 CREATE TABLE claimed (id text PRIMARY KEY, n int, who text DEFAULT CURRENT_USER,
   sub text DEFAULT current_setting('request.jwt.claims', true),
@@ -921,8 +905,8 @@ async def test_two_roles_race_on_one_connection_and_are_never_crossed(stage: Act
 
 
 async def test_with_one_lane_for_all_they_would_be(stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = RoleQueues.of
-    monkeypatch.setattr(RoleQueues, "of", lambda queues, caller: real(queues, replace_role(caller)))
+    real = WriteQueues.of
+    monkeypatch.setattr(WriteQueues, "of", lambda queues, caller: real(queues, replace_role(caller)))
     with pytest.raises(AssertionError):
         await rows_are_stamped_by_who_wrote_them(stage, race)
 
@@ -1198,7 +1182,6 @@ async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_ins
 
 
 # An Idempotency-Key brings nobody an answer that its own request would not get (decision 0040).
-
 
 KEYED_WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
     "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),

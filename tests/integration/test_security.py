@@ -36,7 +36,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # What a table's owner does to the table must not run in the name of the schema's owner, whichever client writes.
 
-
 EVIL = """
 CREATE TYPE public.ct AS (x text);
 CREATE FUNCTION public.evil(public.ct) RETURNS {type} LANGUAGE plpgsql AS
@@ -262,8 +261,7 @@ async def gateway(race: Race) -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("with_key", [False, True])
 @pytest.mark.parametrize(
-    ("item", "n", "status", "code"),
-    [(1, 5, 403, "42501"), (2, 5, 404, "FP006"), (2, 9, 403, "42501")],
+    ("item", "n", "status", "code"), [(1, 5, 403, "42501"), (2, 5, 404, "FP006"), (2, 9, 403, "42501")]
 )
 async def test_a_put_that_a_policy_refuses_is_answered_for_good(
     race: Race, gateway: Gateway, item: int, n: int, status: int, code: str, *, with_key: bool
@@ -287,12 +285,11 @@ async def test_a_patch_that_a_policy_refuses_finds_no_row(race: Race, gateway: G
 
 # Tables are renamed, replaced and swapped while nothing protects them: each keeps its marks and its floor (R6).
 
-
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1, lowest int, own int)"
 
 
 @pytest.fixture
-async def names_race(connect: Connect, unmade: Unmade) -> Race:
+async def plain(connect: Connect, unmade: Unmade) -> Race:
     race = await open_race(connect, unmade, "strict")
     await race.observer.execute("SET search_path = public")
     return race
@@ -313,28 +310,28 @@ async def deleted_under(race: Race, table: str, token: int, key: int = 1) -> Non
     assert await race.direct(race.a, f"DELETE FROM {table} WHERE id = {key}", token) == "ok"
 
 
-async def refuses_up_to(race: Race, table: str, mark: int) -> None:
-    """Key 1, which has no row, takes tokens above its mark only."""
-    insert = f"INSERT INTO {table} (id) VALUES (1)"
-    assert await race.direct(race.a, insert, mark - 10) == "FP409"
-    assert await race.direct(race.a, insert, mark) == "FP409"
-    assert await race.direct(race.a, insert, mark + 1) == "ok"
+async def refuse_up_to(race: Race, mark: int, *tables: str) -> None:
+    """Key 1, which has no row in any of the tables, takes tokens above its mark only."""
+    for table in tables:
+        insert = f"INSERT INTO {table} (id) VALUES (1)"
+        answers = [await race.direct(race.a, insert, token) for token in (mark - 10, mark, mark + 1)]
+        assert answers == ["FP409", "FP409", "ok"], table
 
 
-async def test_a_floor_does_nothing_to_the_rows_of_another_table_of_its_name(names_race: Race) -> None:
+async def test_a_floor_does_nothing_to_the_rows_of_another_table_of_its_name(plain: Race) -> None:
     """Its own table left a scope, was renamed, and is gone."""
-    await made(names_race, "fl", scope="account/{account_id}")
-    assert await names_race.direct(names_race.a, "INSERT INTO fl (id) VALUES (1)", 20) == "ok"
-    await unprotect(names_race.observer, "fl")
-    await names_race.observer.execute("ALTER TABLE fl RENAME TO fl_old")
-    await made(names_race, "fl")
-    assert await names_race.direct(names_race.a, "INSERT INTO fl (id) VALUES (1)", 100) == "ok"
-    await names_race.observer.execute("DROP TABLE fl_old")
-    await protect(names_race.observer, "fl")
-    assert await row_mark(names_race, "fl") == 100
-    await names_race.observer.execute("ALTER TABLE fl DISABLE TRIGGER USER")
-    await protect(names_race.observer, "fl")
-    assert await row_mark(names_race, "fl") == 100
+    await made(plain, "fl", scope="account/{account_id}")
+    assert await plain.direct(plain.a, "INSERT INTO fl (id) VALUES (1)", 20) == "ok"
+    await unprotect(plain.observer, "fl")
+    await plain.observer.execute("ALTER TABLE fl RENAME TO fl_old")
+    await made(plain, "fl")
+    assert await plain.direct(plain.a, "INSERT INTO fl (id) VALUES (1)", 100) == "ok"
+    await plain.observer.execute("DROP TABLE fl_old")
+    await protect(plain.observer, "fl")
+    assert await row_mark(plain, "fl") == 100
+    await plain.observer.execute("ALTER TABLE fl DISABLE TRIGGER USER")
+    await protect(plain.observer, "fl")
+    assert await row_mark(plain, "fl") == 100
 
 
 async def renamed_and_replaced(race: Race) -> None:
@@ -345,109 +342,103 @@ async def renamed_and_replaced(race: Race) -> None:
     await race.observer.execute("ALTER TABLE a RENAME TO b")
 
 
-async def test_a_table_that_takes_a_name_leaves_its_marks_to_the_table_that_had_it(names_race: Race) -> None:
-    await renamed_and_replaced(names_race)
-    await made(names_race, "a")
-    await protect(names_race.observer, "b")
-    await refuses_up_to(names_race, "b", 50)
-    await refuses_up_to(names_race, "a", 50)
+async def test_a_table_that_takes_a_name_leaves_its_marks_to_the_table_that_had_it(plain: Race) -> None:
+    await renamed_and_replaced(plain)
+    await made(plain, "a")
+    await protect(plain.observer, "b")
+    await refuse_up_to(plain, 50, "b", "a")
 
 
-async def test_also_if_it_was_renamed_while_protected_and_is_unprotected(names_race: Race) -> None:
-    await renamed_and_replaced(names_race)
-    await made(names_race, "c")
-    await deleted_under(names_race, "c", 30)
-    await names_race.observer.execute("ALTER TABLE c RENAME TO a")
-    await unprotect(names_race.observer, "a")
-    await protect(names_race.observer, "b")
-    await protect(names_race.observer, "a")
-    await refuses_up_to(names_race, "b", 50)
-    await refuses_up_to(names_race, "a", 50)
+async def test_also_if_it_was_renamed_while_protected_and_is_unprotected(plain: Race) -> None:
+    await renamed_and_replaced(plain)
+    await made(plain, "c")
+    await deleted_under(plain, "c", 30)
+    await plain.observer.execute("ALTER TABLE c RENAME TO a")
+    await unprotect(plain.observer, "a")
+    await protect(plain.observer, "b")
+    await protect(plain.observer, "a")
+    await refuse_up_to(plain, 50, "b", "a")
 
 
-async def test_tables_that_have_swapped_their_names_both_keep_their_marks(names_race: Race) -> None:
+async def test_tables_that_have_swapped_their_names_both_keep_their_marks(plain: Race) -> None:
     for table, token in (("a", 50), ("b", 70)):
-        await made(names_race, table)
-        await deleted_under(names_race, table, token)
-        await unprotect(names_race.observer, table)
-    await names_race.observer.execute("ALTER TABLE a RENAME TO x; ALTER TABLE b RENAME TO a; ALTER TABLE x RENAME TO b")
-    await protect(names_race.observer, "a")
-    await protect(names_race.observer, "b")
-    await refuses_up_to(names_race, "a", 70)
-    assert await names_race.direct(names_race.a, "INSERT INTO b (id) VALUES (1)", 50) == "FP409"
+        await made(plain, table)
+        await deleted_under(plain, table, token)
+        await unprotect(plain.observer, table)
+    await plain.observer.execute("ALTER TABLE a RENAME TO x; ALTER TABLE b RENAME TO a; ALTER TABLE x RENAME TO b")
+    await protect(plain.observer, "a")
+    await protect(plain.observer, "b")
+    await refuse_up_to(plain, 70, "a")
+    assert await plain.direct(plain.a, "INSERT INTO b (id) VALUES (1)", 50) == "FP409"
 
 
-async def test_tables_that_have_moved_on_in_a_circle_all_keep_their_marks(names_race: Race) -> None:
+async def test_tables_that_have_moved_on_in_a_circle_all_keep_their_marks(plain: Race) -> None:
     for key, table in enumerate(("a", "b", "c")):
-        await made(names_race, table)
-        await deleted_under(names_race, table, 50, key)
-        await unprotect(names_race.observer, table)
-    await names_race.observer.execute(
+        await made(plain, table)
+        await deleted_under(plain, table, 50, key)
+        await unprotect(plain.observer, table)
+    await plain.observer.execute(
         "ALTER TABLE a RENAME TO x; ALTER TABLE c RENAME TO a; ALTER TABLE b RENAME TO c; ALTER TABLE x RENAME TO b"
     )
     for table in ("a", "b", "c"):
-        await protect(names_race.observer, table)
+        await protect(plain.observer, table)
     for key, table in enumerate(("b", "c", "a")):
-        assert await names_race.direct(names_race.a, f"INSERT INTO {table} (id) VALUES ({key})", 50) == "FP409", table
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (id) VALUES ({key})", 50) == "FP409", table
 
 
-async def test_marks_stay_with_a_name_that_another_table_has_by_now(names_race: Race) -> None:
+async def test_marks_stay_with_a_name_that_another_table_has_by_now(plain: Race) -> None:
     """They follow the table that was renamed, and fence the one in its place as well."""
-    await renamed_and_replaced(names_race)
-    await names_race.observer.execute(TABLE.format("a"))
-    await protect(names_race.observer, "b")
-    await protect(names_race.observer, "a")
-    await refuses_up_to(names_race, "b", 50)
-    await refuses_up_to(names_race, "a", 50)
+    await renamed_and_replaced(plain)
+    await plain.observer.execute(TABLE.format("a"))
+    await protect(plain.observer, "b")
+    await protect(plain.observer, "a")
+    await refuse_up_to(plain, 50, "b", "a")
 
 
-async def test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one(names_race: Race) -> None:
+async def test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one(plain: Race) -> None:
     """The mark that its row had before the scope stands for nothing."""
-    await made(names_race, "fl")
-    assert await names_race.direct(names_race.a, "INSERT INTO fl (id) VALUES (1)", 10) == "ok"
-    await protect(names_race.observer, "fl", scope="account/{account_id}")
-    assert await names_race.direct(names_race.a, "UPDATE fl SET own = 1", 20) == "ok"
-    await unprotect(names_race.observer, "fl")
-    await names_race.observer.execute("ALTER TABLE fl RENAME TO fl_old")
-    await made(names_race, "fl")
-    await unprotect(names_race.observer, "fl")
-    await names_race.observer.execute("DROP TABLE fl; ALTER TABLE fl_old RENAME TO older")
-    await protect(names_race.observer, "older")
-    assert await names_race.direct(names_race.a, "UPDATE older SET own = 1", 15) == "FP409"
-    assert await names_race.direct(names_race.a, "INSERT INTO older (id) VALUES (2)", 15) == "FP409"
-    assert await names_race.direct(names_race.a, "UPDATE older SET own = 1", 21) == "ok"
+    await made(plain, "fl")
+    assert await plain.direct(plain.a, "INSERT INTO fl (id) VALUES (1)", 10) == "ok"
+    await protect(plain.observer, "fl", scope="account/{account_id}")
+    assert await plain.direct(plain.a, "UPDATE fl SET own = 1", 20) == "ok"
+    await unprotect(plain.observer, "fl")
+    await plain.observer.execute("ALTER TABLE fl RENAME TO fl_old")
+    await made(plain, "fl")
+    await unprotect(plain.observer, "fl")
+    await plain.observer.execute("DROP TABLE fl; ALTER TABLE fl_old RENAME TO older")
+    await protect(plain.observer, "older")
+    assert await plain.direct(plain.a, "UPDATE older SET own = 1", 15) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO older (id) VALUES (2)", 15) == "FP409"
+    assert await plain.direct(plain.a, "UPDATE older SET own = 1", 21) == "ok"
 
 
-async def test_a_table_that_left_its_marks_under_a_name_keeps_them_when_the_name_is_left_again(
-    names_race: Race,
-) -> None:
+async def test_a_table_that_left_its_marks_under_a_name_keeps_them_when_the_name_is_left_again(plain: Race) -> None:
     """One is protected under the name and called otherwise; the other was called so, and unprotected."""
-    await made(names_race, "c")
-    await names_race.observer.execute("ALTER TABLE c RENAME TO d")
-    await made(names_race, "x")
-    await deleted_under(names_race, "x", 50)
-    await names_race.observer.execute("ALTER TABLE x RENAME TO c")
-    await unprotect(names_race.observer, "c")
-    await names_race.observer.execute("ALTER TABLE c RENAME TO z")
-    await protect(names_race.observer, "d")
-    await protect(names_race.observer, "z")
-    await refuses_up_to(names_race, "z", 50)
+    await made(plain, "c")
+    await plain.observer.execute("ALTER TABLE c RENAME TO d")
+    await made(plain, "x")
+    await deleted_under(plain, "x", 50)
+    await plain.observer.execute("ALTER TABLE x RENAME TO c")
+    await unprotect(plain.observer, "c")
+    await plain.observer.execute("ALTER TABLE c RENAME TO z")
+    await protect(plain.observer, "d")
+    await protect(plain.observer, "z")
+    await refuse_up_to(plain, 50, "z")
 
 
-async def test_of_two_floors_the_higher_counts(names_race: Race) -> None:
+async def test_of_two_floors_the_higher_counts(plain: Race) -> None:
     for table, floor in (("a", 50), ("b", 70)):
-        await made(names_race, table)
-        await names_race.observer.execute(f"SELECT fencepost.prune('{table}', {floor})")
-        await unprotect(names_race.observer, table)
-    await names_race.observer.execute("ALTER TABLE a RENAME TO x; ALTER TABLE b RENAME TO a; ALTER TABLE x RENAME TO b")
+        await made(plain, table)
+        await plain.observer.execute(f"SELECT fencepost.prune('{table}', {floor})")
+        await unprotect(plain.observer, table)
+    await plain.observer.execute("ALTER TABLE a RENAME TO x; ALTER TABLE b RENAME TO a; ALTER TABLE x RENAME TO b")
     for table in ("a", "b"):
-        await protect(names_race.observer, table)
-        assert await names_race.direct(names_race.a, f"INSERT INTO {table} (id) VALUES (1)", 70) == "FP409", table
-        assert await names_race.direct(names_race.a, f"INSERT INTO {table} (id) VALUES (1)", 71) == "ok", table
+        await protect(plain.observer, table)
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (id) VALUES (1)", 70) == "FP409", table
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (id) VALUES (1)", 71) == "ok", table
 
 
 # Resources are named after their rows' keys: PostgreSQL keeps the key as it is, `protect` sees when it was changed.
-
 
 OTHER_TYPES = {
     "fewer digits": ("numeric", "1.25", "ALTER k TYPE numeric(10,1)", "1.25"),
@@ -463,13 +454,6 @@ OTHER_TYPES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-async def texts_race(connect: Connect, unmade: Unmade) -> Race:
-    race = await open_race(connect, unmade, "strict")
-    await race.observer.execute("SET search_path = public")
-    return race
-
-
 async def deleted(race: Race, kind: str, key: str, table: str = "t") -> None:
     await race.observer.execute(f"CREATE TABLE {table} (k {kind} PRIMARY KEY, n int)")
     await protect(race.observer, table)
@@ -477,28 +461,25 @@ async def deleted(race: Race, kind: str, key: str, table: str = "t") -> None:
     assert await race.direct(race.a, f"DELETE FROM {table}", 50) == "ok"
 
 
-async def test_a_protected_key_keeps_its_type(texts_race: Race) -> None:
+async def test_a_protected_key_keeps_its_type(plain: Race) -> None:
     for number, (kind, key, retype, _) in enumerate(OTHER_TYPES.values()):
         table = f"t{number}"
-        await deleted(texts_race, kind, key, table)
+        await deleted(plain, kind, key, table)
         for change in (retype, 'ALTER k TYPE text COLLATE "C"'):
-            assert await outcome(texts_race.observer.execute(f"ALTER TABLE {table} {change}")) == "0A000", change
-        assert await outcome(texts_race.observer.execute(f"ALTER TABLE {table} DROP COLUMN k")) == "2BP01", kind
-        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 40) == "FP409", kind
-        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 51) == "ok", kind
+            assert await outcome(plain.observer.execute(f"ALTER TABLE {table} {change}")) == "0A000", change
+        assert await outcome(plain.observer.execute(f"ALTER TABLE {table} DROP COLUMN k")) == "2BP01", kind
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (k) VALUES ({key})", 40) == "FP409", kind
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (k) VALUES ({key})", 51) == "ok", kind
 
 
-async def test_a_key_of_another_type_is_fenced_up_to_the_highest_mark(texts_race: Race) -> None:
+async def test_a_key_of_another_type_is_fenced_up_to_the_highest_mark(plain: Race) -> None:
     for number, name in enumerate(OTHER_TYPES):
         table = f"t{number}"
         kind, key, retype, then = OTHER_TYPES[name]
-        await deleted(texts_race, kind, key, table)
-        await meanwhile(texts_race.observer, table, f"ALTER TABLE {table} {retype}")
+        await deleted(plain, kind, key, table)
+        await meanwhile(plain.observer, table, f"ALTER TABLE {table} {retype}")
         for token, answer in ((40, "FP409"), (50, "FP409"), (51, "ok")):
-            assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({then})", token) == answer, (
-                name,
-                token,
-            )
+            assert await plain.direct(plain.a, f"INSERT INTO {table} (k) VALUES ({then})", token) == answer, name
 
 
 WIDER = {
@@ -508,15 +489,15 @@ WIDER = {
 }
 
 
-async def test_a_key_whose_values_have_the_same_texts_in_a_wider_type_keeps_its_marks(texts_race: Race) -> None:
+async def test_a_key_whose_values_have_the_same_texts_in_a_wider_type_keeps_its_marks(plain: Race) -> None:
     for number, name in enumerate(WIDER):
         table = f"t{number}"
         kind, key, wider = WIDER[name]
-        await deleted(texts_race, kind, key, table)
-        await meanwhile(texts_race.observer, table, f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
-        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 50) == "FP409", name
+        await deleted(plain, kind, key, table)
+        await meanwhile(plain.observer, table, f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (k) VALUES ({key})", 50) == "FP409", name
         other = "8" if kind == "int" else "'cd'"
-        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({other})", 10) == "ok", (
+        assert await plain.direct(plain.a, f"INSERT INTO {table} (k) VALUES ({other})", 10) == "ok", (
             "no floor has risen"
         )
 
@@ -531,88 +512,84 @@ async def pair(race: Race) -> None:
 TURNED = "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (b, a)"
 
 
-async def test_a_key_in_another_order_is_fenced_up_to_the_highest_mark(texts_race: Race) -> None:
-    await pair(texts_race)
-    await texts_race.observer.execute(TURNED)
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409", "as it was named"
-    async with open_gateway(texts_race.dsn) as gateway:
+async def test_a_key_in_another_order_is_fenced_up_to_the_highest_mark(plain: Race) -> None:
+    await pair(plain)
+    await plain.observer.execute(TURNED)
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409", "as it was named"
+    async with open_gateway(plain.dsn) as gateway:
         for key in (("1", "2"), ("2", "1")):
             assert result_of(await put(gateway, keyed(key, 40, "t"))) == "FP005"
-    await protect(texts_race.observer, "t")
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (2, 1)", 50) == "FP409"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 51) == "ok"
+    await protect(plain.observer, "t")
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (2, 1)", 50) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (1, 2)", 51) == "ok"
 
 
-async def test_also_if_it_was_turned_while_nothing_protected_it(texts_race: Race) -> None:
-    await pair(texts_race)
-    await meanwhile(texts_race.observer, "t", TURNED)
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 51) == "ok"
+async def test_also_if_it_was_turned_while_nothing_protected_it(plain: Race) -> None:
+    await pair(plain)
+    await meanwhile(plain.observer, "t", TURNED)
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES (1, 2)", 51) == "ok"
 
 
-async def test_another_column_of_the_key_s_name_is_another_key(texts_race: Race) -> None:
-    await deleted(texts_race, "int", "7")
+async def test_another_column_of_the_key_s_name_is_another_key(plain: Race) -> None:
+    await deleted(plain, "int", "7")
     await meanwhile(
-        texts_race.observer,
+        plain.observer,
         "t",
         "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t RENAME k TO was; ALTER TABLE t RENAME n TO k;"
         "ALTER TABLE t ALTER was DROP NOT NULL, ADD PRIMARY KEY (k)",
     )
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t (k) VALUES (8)", 40) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO t (k) VALUES (8)", 40) == "FP409"
 
 
-async def test_a_renamed_key_keeps_its_marks(texts_race: Race) -> None:
-    await deleted(texts_race, "int", "7")
-    await texts_race.observer.execute("ALTER TABLE t RENAME k TO id")
-    async with open_gateway(texts_race.dsn) as gateway:
+async def test_a_renamed_key_keeps_its_marks(plain: Race) -> None:
+    await deleted(plain, "int", "7")
+    await plain.observer.execute("ALTER TABLE t RENAME k TO id")
+    async with open_gateway(plain.dsn) as gateway:
         assert result_of(await put(gateway, keyed("7", 40, "t"))) == "FP005"
-    await protect(texts_race.observer, "t")
-    await meanwhile(texts_race.observer, "t", "ALTER TABLE t RENAME id TO no")
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t (no) VALUES (7)", 50) == "FP409"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t (no) VALUES (8)", 10) == "ok", "no floor has risen"
+    await protect(plain.observer, "t")
+    await meanwhile(plain.observer, "t", "ALTER TABLE t RENAME id TO no")
+    assert await plain.direct(plain.a, "INSERT INTO t (no) VALUES (7)", 50) == "FP409"
+    assert await plain.direct(plain.a, "INSERT INTO t (no) VALUES (8)", 10) == "ok", "no floor has risen"
 
 
-async def test_rows_that_were_deleted_and_made_again_meanwhile_have_the_highest_mark(texts_race: Race) -> None:
+async def test_rows_that_were_deleted_and_made_again_meanwhile_have_the_highest_mark(plain: Race) -> None:
     """Their marks were under names of the old type, so it is not known which was whose."""
-    await deleted(texts_race, "date", "'2024-01-01'")
-    assert (
-        await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-02', 1), ('2024-01-03', 1)", 60) == "ok"
-    )
-    await unprotect(texts_race.observer, "t")
-    await texts_race.observer.execute("DELETE FROM t WHERE k = '2024-01-02'; INSERT INTO t VALUES ('2024-01-02')")
-    await texts_race.observer.execute("ALTER TABLE t ALTER k TYPE timestamp")
-    await protect(texts_race.observer, "t")
-    assert await texts_race.direct(texts_race.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 55) == "FP409"
-    assert await texts_race.direct(texts_race.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 61) == "ok"
+    await deleted(plain, "date", "'2024-01-01'")
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES ('2024-01-02', 1), ('2024-01-03', 1)", 60) == "ok"
+    await unprotect(plain.observer, "t")
+    await plain.observer.execute("DELETE FROM t WHERE k = '2024-01-02'; INSERT INTO t VALUES ('2024-01-02')")
+    await plain.observer.execute("ALTER TABLE t ALTER k TYPE timestamp")
+    await protect(plain.observer, "t")
+    assert await plain.direct(plain.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 55) == "FP409"
+    assert await plain.direct(plain.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 61) == "ok"
 
 
-async def test_rows_that_have_kept_their_marks_keep_them(texts_race: Race) -> None:
-    await deleted(texts_race, "date", "'2024-01-01'")
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-02', 1)", 10) == "ok"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-03', 1)", 90) == "ok"
-    await meanwhile(texts_race.observer, "t", "ALTER TABLE t ALTER k TYPE timestamp")
-    assert await texts_race.direct(texts_race.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 11) == "ok"
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-01')", 89) == "FP409"
+async def test_rows_that_have_kept_their_marks_keep_them(plain: Race) -> None:
+    await deleted(plain, "date", "'2024-01-01'")
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES ('2024-01-02', 1)", 10) == "ok"
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES ('2024-01-03', 1)", 90) == "ok"
+    await meanwhile(plain.observer, "t", "ALTER TABLE t ALTER k TYPE timestamp")
+    assert await plain.direct(plain.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 11) == "ok"
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES ('2024-01-01')", 89) == "FP409"
 
 
-async def test_in_one_transaction_a_key_gets_another_type(texts_race: Race) -> None:
-    await deleted(texts_race, "date", "'2024-01-01'")
-    async with texts_race.observer.transaction():
-        await meanwhile(texts_race.observer, "t", "ALTER TABLE public.t ALTER k TYPE timestamp")
-    assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-01')", 40) == "FP409"
+async def test_in_one_transaction_a_key_gets_another_type(plain: Race) -> None:
+    await deleted(plain, "date", "'2024-01-01'")
+    async with plain.observer.transaction():
+        await meanwhile(plain.observer, "t", "ALTER TABLE public.t ALTER k TYPE timestamp")
+    assert await plain.direct(plain.a, "INSERT INTO t VALUES ('2024-01-01')", 40) == "FP409"
 
 
-async def test_a_row_made_again_while_unprotected_rises_where_its_keys_text_changed(texts_race: Race) -> None:
+async def test_a_row_made_again_while_unprotected_rises_where_its_keys_text_changed(plain: Race) -> None:
     """Seen by the storm of DDL: the mark of the deleted key is not found under the new text, and the row has none."""
     for number, (kind, key, retype, _) in enumerate(OTHER_TYPES.values()):
         table = f"t{number}"
-        await deleted(texts_race, kind, key, table)
-        await meanwhile(
-            texts_race.observer, table, f"INSERT INTO {table} (k) VALUES ({key}); ALTER TABLE {table} {retype}"
-        )
-        assert await texts_race.direct(texts_race.a, f"UPDATE {table} SET n = 1", 40) == "FP409", kind
-        assert await texts_race.direct(texts_race.a, f"UPDATE {table} SET n = 1", 51) == "ok", kind
+        await deleted(plain, kind, key, table)
+        await meanwhile(plain.observer, table, f"INSERT INTO {table} (k) VALUES ({key}); ALTER TABLE {table} {retype}")
+        assert await plain.direct(plain.a, f"UPDATE {table} SET n = 1", 40) == "FP409", kind
+        assert await plain.direct(plain.a, f"UPDATE {table} SET n = 1", 51) == "ok", kind
 
 
 # How the gateway looks API keys up: together, with one connection, by an announcement or without.

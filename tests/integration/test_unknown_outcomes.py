@@ -301,7 +301,6 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
 
 # R15 where PostgreSQL refuses something on the way: a refusal of our own questions is none of the write.
 
-
 REKEYING = """
 CREATE SEQUENCE public.made;
 CREATE FUNCTION public.rekey() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.order_id := {}; RETURN NEW; END $$;
@@ -429,7 +428,6 @@ async def test_another_clients_backend_that_has_the_old_ones_pid_is_left_alone(a
 
 
 # Who is behind a 409 (R18), where the question goes wrong: the verdict is answered all the same.
-
 
 LEASE = """
 INSERT INTO fencepost.leases

@@ -170,7 +170,6 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
 # of Fencepost made gets the changes of the later revisions. What an earlier version made is kept in
 # tests/migration/released, one file a revision: the output of its `fencepost migrate --sql`.
 
-
 Empty = Callable[[], Awaitable[str]]
 _numbers = itertools.count(1)
 
@@ -283,7 +282,6 @@ async def test_any_change_by_hand_is_seen(connect: Connect) -> None:
 
 # What versions N and N+1 of Fencepost promise each other: this version on a schema with a revision more, and on one
 # with a revision less, as during a rolling upgrade.
-
 
 Become = Callable[[str], AbstractContextManager[None]]
 

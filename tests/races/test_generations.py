@@ -157,7 +157,6 @@ async def test_a_floor_that_is_higher_does_not_fall(race: Race) -> None:
 
 # A lock service's or a queue's. Only PostgreSQL's part is shown.
 
-
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read", "serializable"]
 ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "repeatable_read", "serializable")
 

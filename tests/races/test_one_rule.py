@@ -80,66 +80,39 @@ def case(mark: int | None, floor: int, token: int, strict: Verdict, epoch: Verdi
 
 CASES: Final = {
     "default": (
-        case(40, 0, 39, "stale"),
-        case(40, 0, 40, "spent", "accepted"),
-        case(40, 0, 41, "accepted"),
-        case(0, 0, 1, "accepted"),
-        case(None, 0, 1, "accepted"),
-        case(None, 40, 39, "stale"),
-        case(None, 40, 40, "spent", "accepted"),
-        case(None, 40, 41, "accepted"),
-        case(40, 0, HIGHEST, "accepted"),
-        case(40, 0, HIGHEST + 1, "too high"),
-        case(None, 0, HIGHEST, "accepted"),
+        case(40, 0, 39, "stale"), case(40, 0, 40, "spent", "accepted"), case(40, 0, 41, "accepted"),
+        case(0, 0, 1, "accepted"), case(None, 0, 1, "accepted"), case(None, 40, 39, "stale"),
+        case(None, 40, 40, "spent", "accepted"), case(None, 40, 41, "accepted"), case(40, 0, HIGHEST, "accepted"),
+        case(40, 0, HIGHEST + 1, "too high"), case(None, 0, HIGHEST, "accepted"),
         case(None, 0, HIGHEST + 1, "too high"),
     ),
     "ceiling": (
-        case(40, 0, 39, "stale"),
-        case(40, 0, 40, "spent", "accepted"),
-        case(40, 0, 50, "accepted"),
-        case(40, 0, 51, "too high"),
-        case(None, 0, 50, "accepted"),
-        case(None, 0, 51, "too high"),
-        case(60, 0, 55, "stale"),  # marks that were there before: a token that raises nothing is the mark's affair
-        case(60, 0, 60, "spent", "accepted"),
-        case(60, 0, 61, "too high"),
+        case(40, 0, 39, "stale"), case(40, 0, 40, "spent", "accepted"), case(40, 0, 50, "accepted"),
+        case(40, 0, 51, "too high"), case(None, 0, 50, "accepted"), case(None, 0, 51, "too high"),
+        # marks that were there before: a token that raises nothing is the mark's affair
+        case(60, 0, 55, "stale"), case(60, 0, 60, "spent", "accepted"), case(60, 0, 61, "too high"),
     ),
     "jump": (
-        case(40, 0, 39, "stale"),
-        case(40, 0, 40, "spent", "accepted"),
-        case(40, 0, 50, "accepted"),
-        case(40, 0, 51, "too high"),
-        case(None, 0, 10, "accepted"),
-        case(None, 0, 11, "too high"),
-        case(40, 45, 55, "accepted"),  # from the floor, where that is higher
-        case(40, 45, 56, "too high"),
-        case(None, 45, 55, "accepted"),
+        case(40, 0, 39, "stale"), case(40, 0, 40, "spent", "accepted"), case(40, 0, 50, "accepted"),
+        case(40, 0, 51, "too high"), case(None, 0, 10, "accepted"), case(None, 0, 11, "too high"),
+        # from the floor, where that is higher
+        case(40, 45, 55, "accepted"), case(40, 45, 56, "too high"), case(None, 45, 55, "accepted"),
         case(None, 45, 56, "too high"),
     ),
     "issued": (
-        case(40, 0, 39, "stale"),
-        case(40, 0, 40, "spent", "accepted"),
-        case(40, 0, 50, "accepted"),
-        case(40, 0, 51, "too high"),
-        case(None, 0, 50, "accepted"),
-        case(None, 0, 51, "too high"),
+        case(40, 0, 39, "stale"), case(40, 0, 40, "spent", "accepted"), case(40, 0, 50, "accepted"),
+        case(40, 0, 51, "too high"), case(None, 0, 50, "accepted"), case(None, 0, 51, "too high"),
     ),
     "generation": (
-        case(40, 0, 39, "stale"),
-        case(40, 0, 40, "spent", "void"),
-        case(40, 0, 41, "void"),
-        case(40, 0, GENERATION - 1, "void"),
-        case(40, 0, GENERATION, "accepted"),
-        case(40, 0, GENERATION + 50, "accepted"),
-        case(40, 0, GENERATION + 51, "too high"),
-        case(None, 0, GENERATION - 1, "void"),
-        case(None, 0, GENERATION, "accepted"),
-        case(None, 0, GENERATION + 51, "too high"),
-        case(GENERATION + 9, 0, GENERATION + 8, "stale"),
+        case(40, 0, 39, "stale"), case(40, 0, 40, "spent", "void"), case(40, 0, 41, "void"),
+        case(40, 0, GENERATION - 1, "void"), case(40, 0, GENERATION, "accepted"),
+        case(40, 0, GENERATION + 50, "accepted"), case(40, 0, GENERATION + 51, "too high"),
+        case(None, 0, GENERATION - 1, "void"), case(None, 0, GENERATION, "accepted"),
+        case(None, 0, GENERATION + 51, "too high"), case(GENERATION + 9, 0, GENERATION + 8, "stale"),
         case(GENERATION + 9, 0, GENERATION + 9, "spent", "accepted"),
         case(GENERATION + 9, 0, GENERATION + 10, "accepted"),
     ),
-}
+}  # fmt: skip
 CASES["service"], CASES["service's generation"] = CASES["issued"], CASES["generation"]
 
 

@@ -235,9 +235,7 @@ async def judge(connection: Connection, storm: Storm) -> list[str]:
 
 
 async def _judge_the_end(
-    connection: Connection,
-    latest: dict[tuple[str, str], int],
-    rows: dict[tuple[str, str], dict[str, Any] | None],
+    connection: Connection, latest: dict[tuple[str, str], int], rows: dict[tuple[str, str], dict[str, Any] | None]
 ) -> list[str]:
     wrong = []
     marks = {
@@ -263,7 +261,6 @@ async def _judge_the_end(
 # from an outdated reading that is accepted after all is seen twice: its token falls, and the account's counter does
 # not rise by one. It shares no code with the product; of its interface it knows the table of marks, and the errors of
 # direct SQL.
-
 
 ACCOUNTS = (1, 2, 3)
 

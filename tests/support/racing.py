@@ -493,13 +493,16 @@ async def mutate(race: Race, function: str, old: str, new: str, table: str = "or
 async def change(connection: Connection, where: str, old: str, new: str, table: str = "orders") -> None:
     """Replace a text in a function or a view; a mutant that changes nothing would prove nothing.
 
-    `{stem}` is the start of the names of the functions of `table`. Without types of arguments it is a view.
+    `{stem}` is the start of the names of the functions of `table`. A function of the schema is named without the types
+    of its arguments if there is one of the name.
     """
     if where.startswith("{stem}"):
         stem = await connection.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
         where = f'fencepost."{where.format(stem=stem)}"()'
-    if where.endswith(")"):
-        definition = await connection.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", where)
+    if where.endswith(")") or "." not in where:
+        kind = "regprocedure" if where.endswith(")") else "regproc"
+        where = where if "." in where else f"fencepost.{where}"
+        definition = await connection.fetchval(f"SELECT pg_get_functiondef($1::text::{kind})", where)
     else:
         query = await connection.fetchval("SELECT pg_get_viewdef($1::text::regclass)", where)
         definition = f"CREATE OR REPLACE VIEW {where} AS {query}"

@@ -33,7 +33,6 @@ from fencepost.testing.servers.server import ServerError, made_once
 
 # The pytest plugin, in projects of their own: pytest runs as a process in each, with real servers.
 
-
 LONG = pytest.mark.long("projects that use the plugin")
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -71,8 +70,7 @@ def passed(output: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("names", "tests"),
-    [(("with_asyncio", "with_anyio"), 2), pytest.param(("models", "gateway_faults"), 7, marks=LONG)],
+    ("names", "tests"), [(("with_asyncio", "with_anyio"), 2), pytest.param(("models", "gateway_faults"), 7, marks=LONG)]
 )
 def test_projects_pass_and_leave_no_process(tmp_path: Path, names: tuple[str, ...], tests: int) -> None:
     """The other project, with threads: test_examples.py."""
@@ -231,7 +229,6 @@ def test_room_is_made_before_it_is_looked_for(tmp_path: Path, monkeypatch: pytes
 
 
 # --fencepost-url: a gateway that runs elsewhere; and what is no gateway.
-
 
 TABLES = """
 def test_a_table_is_made_and_used(fenced_table, fencepost_client):

@@ -41,7 +41,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # How a batch is read: its lines, however they are cut; no more of them than verdicts are taken; and where it ends.
 
-
 LINES = 8
 LONGEST = 20
 

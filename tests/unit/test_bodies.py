@@ -23,19 +23,11 @@ from fencepost.server.http.answers import answer, fence_headers
 from fencepost.server.http.bodies import BodiesInHand, read_json, read_object
 from fencepost.server.http.data import payload_hash
 from fencepost.server.http.edge import caller_of
-from fencepost.server.http.headers import (
-    PREFERENCES,
-    Route,
-    by_name,
-    read_preferences,
-    refuse_profile,
-    wants_one,
-)
+from fencepost.server.http.headers import PREFERENCES, Route, by_name, read_preferences, refuse_profile, wants_one
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.postgres.keyed import Recorded
 
 # What a body is kept as, how much of bodies a process has, and how large their numbers may become.
-
 
 JSON = {b"content-type": b"application/json"}
 MB = 1 << 20

@@ -320,7 +320,6 @@ def test_empty_lines_at_the_end_of_a_history_are_no_events(path: Path) -> None:
 
 # The checker finds what trying every order finds, and says it with the fewest operations.
 
-
 OPS: tuple[Op, ...] = ("write", "write", "delete", "claim", "read", "read")
 
 REASONS: tuple[Reason, ...] = ("stale", "spent", "missing")
@@ -501,7 +500,6 @@ def with_one(some: list[Event], identity: int, everything: list[Event]) -> list[
 
 
 # What the checker makes of answers that were lost and repeated, and of tokens that are drawn under a grant.
-
 
 KEY: Final = "k"
 

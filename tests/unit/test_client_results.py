@@ -42,7 +42,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # Errors: every problem and every failure of the transport has one.
 
-
 FOREIGN = sorted(
     (
         kind
@@ -138,7 +137,6 @@ def test_a_409_shows_everything_that_it_knows() -> None:
 
 
 # What is sent again, and what never. The transport is a mock that fails as the test sets it; time stands still.
-
 
 REFUSED = httpx.ConnectError("refused")
 CUT = httpx.ReadError("cut")
@@ -395,7 +393,6 @@ async def test_a_refusal_after_an_attempt_that_did_nothing_is_a_refusal(first: A
 
 
 # The client's keys and values: read back by the gateway's own reader, as JSON; and what importing the client loads.
-
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 keys = st.lists(texts, min_size=1, max_size=3).map(tuple).filter(lambda key: key not in ((".",), ("..",)))

@@ -54,7 +54,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Writes that are queued, as the client asks for them and reads what became of them. The gateway is a mock.
 
-
 ID = "kafka:orders.3.17.00c0ffee00c0ffee"
 CUT = httpx.ReadError("cut")
 Answering = Callable[[], httpx.Response]
@@ -669,7 +668,6 @@ async def test_a_service_that_refuses_a_release_is_named_as_well(stage: Stage, m
 
 # Watching elections: who shares a poller, who gets which change, and what ends it.
 
-
 E: Key = ("builtin", "e")
 DATABASE_AWAY = Problem(DATABASE_UNAVAILABLE, "away")
 
@@ -820,7 +818,6 @@ async def test_too_many_and_too_late_are_refused(polls: Polls) -> None:
 
 
 # The synchronous client's calls are those of the asynchronous one, under the same signatures and docstrings.
-
 
 OTHERWISE = {"aclose", "batch", "leaders", "lost", "operation"}
 """They are close and wait_lost, or do more than passing a call on."""

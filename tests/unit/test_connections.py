@@ -347,7 +347,6 @@ def test_a_function_that_was_dropped_makes_a_session_new(
 
 # What a process remembers of the database, and what it makes of answers that come in any order (R19).
 
-
 HERE = Location(7, 1, 5, 16400)
 
 
@@ -455,7 +454,6 @@ def test_a_change_is_reported_once() -> None:
 # By which ways the gateway reaches PostgreSQL: what is written goes through `run_write`, or in batches.
 # Both map errors and answer only when a commit is as safe as PostgreSQL makes it; who lent a connection for itself
 # could forget that.
-
 
 SERVER = ROOT / "app/fencepost/server"
 CALLS = {
@@ -608,7 +606,6 @@ async def test_time_counts_from_the_first_signal() -> None:
 
 
 # What the embedded server's account puts into the data directory does not lead us to other files.
-
 
 VALUABLE = "1\nroot's own\n"
 

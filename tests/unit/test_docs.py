@@ -44,7 +44,6 @@ from fencepost.testing.torture.workloads import WORKLOADS
 
 # What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema.
 
-
 ROOT = Path(__file__).parents[2]
 
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -171,7 +170,6 @@ def test_the_architecture_is_one_page() -> None:
 
 # docs/rules.md has every rule that the project names; the code and the tests that it names exist.
 
-
 RULES_PAGE = Path("docs/rules.md")
 RULES_TEXT = (ROOT / RULES_PAGE).read_text("utf-8")
 NUMBER = re.compile(r"(?<![\w.])R([1-9][0-9]?)\b(?!['\"])")
@@ -232,7 +230,6 @@ def test_a_word_is_explained_once() -> None:
 
 
 # The table of docs/sources.md has what the sources declare of themselves.
-
 
 SOURCES_PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
 URLS = {
@@ -334,7 +331,6 @@ def test_fresh_rows_take_the_places_of_those_of_the_same_parts_and_tell_their_da
 
 # docs/choosing.md: every claim's evidence is there, and the table of guarantees is the code's.
 
-
 CHOOSING = ROOT / "docs" / "choosing.md"
 
 
@@ -419,18 +415,13 @@ def test_each_source_has_its_rows() -> None:
 
 # The pages under /problems/, the index page, and the shell of /docs.
 
-
 NASTY = "<script>alert('x')</script>&\""
-
-
-def nasty_table() -> Table:
-    fence = Fence(NASTY, "strict", "external", "f", broken="")
-    return Table(1, "public", NASTY, NASTY, "table", f"A comment {NASTY}", False, {}, (), fence)
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    nasty = nasty_table()
+    fence = Fence(NASTY, "strict", "external", "f", broken="")
+    nasty = Table(1, "public", NASTY, NASTY, "table", f"A comment {NASTY}", False, {}, (), fence)
     harmed = replace(nasty, name="harmed", fence=Fence("harmed", "strict", "external", "f", broken="a trigger is gone"))
     catalog = Catalog(1, {NASTY: nasty, "free": replace(nasty, name="free", fence=None), "harmed": harmed})
     app = FastAPI(docs_url=None)
@@ -501,7 +492,6 @@ async def test_only_named_assets_are_served(client: httpx.AsyncClient) -> None:
 
 
 # Steps of CONTRIBUTING.md's checklists that nothing else would miss.
-
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -622,14 +612,10 @@ def test_an_sqlstate_of_ours_is_read_documented_and_tested() -> None:
         assert tested != (code in not_by_direct_sql), f"{code}: its message in tests/direct_sql/test_plain_sql.py"
 
 
-def columns_of_protected() -> set[str]:
+def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     text = (ROOT / "migrations/schema/protected.sql").read_text("utf-8")
     body = text.partition("CREATE TABLE fencepost.protected (\n")[2].partition("\n);")[0]
-    return set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
-
-
-def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
-    columns = columns_of_protected()
+    columns = set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
     assert {"name", "max_jump"} <= columns
     decided = set(re.findall(r"^  p\.(\w+) :=", PROTECTION, re.MULTILINE))
     # Who protected a table first, and when; and the partitions, which event triggers keep up to date.

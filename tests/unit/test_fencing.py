@@ -191,7 +191,6 @@ def test_a_wait_is_no_longer_than_the_callers_token_lives() -> None:
 
 # Seals: what they prove, and what a file of keys may have.
 
-
 KEYS = SealKeys({"new": b"n" * 32, "old": b"o" * 32})
 BINDING = Binding("builtin", "33", frozenset({"orders/a", "orders/b"}), ("items/",))
 

@@ -216,7 +216,6 @@ def test_patterns_of_locks() -> None:
 
 # Tokens: what is accepted, and each way to make up one that is not.
 
-
 ALL = KeySet((*read_key_set(public(RSA, EC, ED), secrets=False).keys, *read_secret(SECRET).keys))
 
 

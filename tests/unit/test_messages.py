@@ -256,7 +256,6 @@ def test_another_message_has_another_hash(other: Received) -> None:
 
 # Whose write a message carries: signed by a gateway, and of no use on any other message.
 
-
 QUEUE = "kafka:orders"
 KEYS = SealKeys({"new": b"n" * 32, "old": b"o" * 32})
 WEB = Caller("jwt:|worker-a", "web", '{"tenant": "Zoë"}', locks=("orders/*",))

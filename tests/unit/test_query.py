@@ -271,7 +271,6 @@ def test_an_operator_is_named_in_full_and_compares_values_of_types_that_are_look
 # Queries written as text and read back: every value, however hostile, survives.
 # What is quoted follows PostgREST's documentation, not the parser.
 
-
 HOSTILE = st.text(
     st.one_of(
         st.sampled_from("\",.()\\%&+=:*>-{}' \t_;é→a1!#/?"),

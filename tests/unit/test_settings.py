@@ -32,7 +32,6 @@ from fencepost.server.startup import StartupError
 
 # How the URLs of token sources are read: strictly, and without a word of a password.
 
-
 SIGNED = [
     "redis://user:{}@one/0",
     "rediss://user:{}@one/0?ca=/c.pem",
@@ -237,7 +236,6 @@ def test_a_number_that_is_too_large_is_no_token() -> None:
 
 # A database URL is read strictly, and what is wrong with it is said without its password.
 
-
 ADDRESS = "postgresql://me:s3cret@127.0.0.1:5432"
 
 
@@ -306,7 +304,6 @@ def test_what_may_be_right_is_taken(tmp_path: Path) -> None:
 
 
 # Files and variables that should have a secret, a URL or keys, and have nothing: none of them means "off".
-
 
 EMPTY = [b"", b"\n", b" \t\r\n ", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n"]
 

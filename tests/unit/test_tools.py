@@ -63,7 +63,6 @@ def test_a_class_name_means_one_thing() -> None:
 # What an install without extras can do: the client, and the commands that need no more. What is missing is named.
 # The libraries are installed here, and so are hidden from a new process.
 
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OF_THE_SERVER = [re.split(r"[^\w-]", each)[0].replace("-", "_") for each in PROJECT["optional-dependencies"]["server"]]
 ALONE = {"batch", "elect", "lock", "mint"}
@@ -115,7 +114,6 @@ def test_a_system_that_cannot_wait_for_a_commands_processes_says_so() -> None:
 
 
 # What `make check` makes of pip-audit's report: a vulnerability fails it, and so does half an audit.
-
 
 CLEAN: dict[str, Any] = {"name": "orjson", "version": "3.11", "vulns": []}
 BAD: dict[str, Any] = {**CLEAN, "vulns": [{"id": "PYSEC-1", "fix_versions": ["3.12"]}]}

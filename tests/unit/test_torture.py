@@ -295,7 +295,6 @@ def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresq
 
 # Which tests run on which PostgreSQL, what an oracle's Violation is, and the ports that servers of tests get.
 
-
 FIRST, SECOND = BOTH = ("embedded-18", "debian-15")
 ANY, VERSIONS = (), (pytest.mark.versions,)
 
@@ -433,7 +432,6 @@ def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
 
 
 # The report as a file: what it says, that it loads nothing, and that nothing of a history is taken for HTML.
-
 
 EVIL = "<script>alert(1)</script>\"'&\u202e\x00\ud800"
 

@@ -83,6 +83,12 @@ _WAIT = click.option(
     default=None,
     help="The gateway takes sealed tokens only, and only for what their seals are bound to (FENCEPOST_SEAL_KEYS_FILE).",
 )
+@click.option(
+    "--triggers-see-own-row/--no-triggers-see-own-row",
+    default=None,
+    help="You vouch that triggers of yours which the gateway does not understand look at their own row only: writes "
+    "share transactions all the same (docs/protect.md says what that is).",
+)
 @_SQL
 @_WAIT
 def protect(  # noqa: PLR0913, PLR0917 - one for each option
@@ -99,6 +105,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     no_scope: bool,
     requires_key: bool | None,
     sealed: bool | None,
+    triggers_see_own_row: bool | None,
     sql: bool,
     wait: float,
 ) -> None:
@@ -121,6 +128,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
         "max_jump": max_jump,
         "queue": queue,
         "sealed": sealed,
+        "triggers_see_own_row": triggers_see_own_row,
     }
 
     async def act(connection: asyncpg.Connection) -> str:

@@ -278,7 +278,8 @@ SELECT p.name, p.rule, p.source, CASE WHEN p.scope IS NULL THEN p.key_columns EL
        (SELECT count(*) FROM fencepost.marks m
          WHERE starts_with(m.resource, fencepost.enc(coalesce(fencepost.scope_prefix(p.scope), p.name)) || '/')
            AND m.row_absent) AS marks,
-       to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since, p.max_token::text, p.max_jump::text, p.sealed
+       to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since, p.max_token::text, p.max_jump::text, p.sealed,
+       p.triggers_see_own_row
   FROM fencepost.protected p ORDER BY p.name"""
 
 _UNPROTECTED: Final = f"""
@@ -306,10 +307,13 @@ async def _trouble(_: asyncpg.Connection) -> list[str]:
 
 
 def _table(table: Row) -> tuple[str, ...]:
-    """Give the columns; the source with the ceiling where one was set, and whether tokens are sealed."""
+    """Give the columns; the source with the ceiling where one was set, whether tokens are sealed, and whether the owner
+    vouches for triggers.
+    """
     bounds = [f"to {table['max_token']}"] if table["max_token"] not in (None, str(HIGHEST_TOKEN)) else []
     bounds += [f"jumps to {table['max_jump']}"] if table["max_jump"] is not None else []
     bounds += ["sealed"] if table["sealed"] else []
+    bounds += ["triggers see own row"] if table["triggers_see_own_row"] else []
     source = table["source"] + (f" ({', '.join(bounds)})" if bounds else "")
     rows = "?" if table["rows"] is None else str(table["rows"])
     return table["name"], table["rule"], source, ",".join(table["key"]), rows, str(table["marks"]), table["since"]

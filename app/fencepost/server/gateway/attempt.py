@@ -378,7 +378,17 @@ class Batched:
 WriteQueue = BatchQueue[Batched, Outcome]
 
 
-WriteQueues = RoleQueues[Batched, Outcome]
+@dataclass(frozen=True, slots=True)
+class WriteQueues:
+    """The queues of such writes."""
+
+    queues: RoleQueues[Batched, Outcome]
+    runs_code: bool
+    """Whether triggers run that nobody has read: they could take a caller's role or claims to the next one."""
+
+    def of(self, caller: Caller) -> WriteQueue | None:
+        """Find the queue of a caller's writes; None: they go alone."""
+        return None if caller.role is not None and self.runs_code else self.queues.of(caller)
 
 
 def claim_queues(table: ProtectedTable, most_bytes: int, kept: Keeping) -> WriteQueues | None:
@@ -410,7 +420,7 @@ def queues_of(table: ProtectedTable, verb: WriteVerb, change: Change, kept: Keep
         most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
         return BatchQueue(batches.run, _clashes, most, caller=caller)
 
-    return WriteQueues(make)
+    return WriteQueues(RoleQueues(make), table.triggers_are_vouched_for)
 
 
 def _reaches_further(table: Table, verb: WriteVerb, change: Change) -> bool:
@@ -438,9 +448,9 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
 
 async def in_a_batch(gateway: Gateway, queues: WriteQueues | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
-    if queues is None or gateway.together is not None:
+    if queues is None or gateway.together is not None or (queue := queues.of(gateway.caller)) is None:
         return ALONE
-    queue, row = queues.of(gateway.caller), write.row
+    row = write.row
     if gateway.share is None:
         return await gateway.group.write(queue, write, row.key, len(row.raw))
     async with gateway.batches.places:
@@ -462,6 +472,7 @@ class _Batches:
 
     async def run(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write; as those who call, where they can be seen, and then in one transaction if they are several."""
+        connection.code_ran |= self.statements.table.triggers_are_vouched_for
         try:
             if self.by_caller:
                 if len({write.caller for write in batch}) > 1:

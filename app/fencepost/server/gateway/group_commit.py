@@ -483,8 +483,8 @@ class GroupCommit:
                     if batch:
                         await _run_batch(queue, connection, behind, batch)
                     batch = []
-                    if self._reads or queue.is_part or self._is_wanted(place):
-                        return
+                    if self._reads or queue.is_part or connection.code_ran or self._is_wanted(place):
+                        return  # what users' code has set is undone before the next batch
         except Exception as error:  # noqa: BLE001 - those that wait get it
             self._failed(queue, batch or queue.take(), error, behind)
         finally:

@@ -47,6 +47,7 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
             THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name', 'key'] ELSE ARRAY['scope', 'of'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = 'fencepost'::regnamespace
                               AND f.proname = p.functions || '_' || part)) AS functions_gone,
+       CASE WHEN p.triggers_see_own_row THEN o.of_statements || o.deferred END AS vouched_in_vain,
        i.key = p.key_columns::text[] AND (
          SELECT array_to_string(f.proargtypes::oid[], ',')
                 <> i.types || ',' || 'int8'::regtype::oid || ',' || 'text[]'::regtype::oid FROM pg_proc f
@@ -59,6 +60,7 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
      FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts) i
+ CROSS JOIN LATERAL fencepost.triggers_of_others(c.oid) o
   LEFT JOIN LATERAL (
     SELECT a.attname::text AS called FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
        AND k.conkey = ARRAY[a.attnum] AND a.attname <> '{MARK_COLUMN}'
@@ -159,6 +161,9 @@ TABLES: Final = (
         " keys", _PROTECT, when="can_truncate"),
     Check("later-triggers", _tables, "warning",
         "BEFORE triggers run after the fence's and could change what it judged: {later}", when="later"),
+    Check("vouched-in-vain", _tables, "warning",
+        "--triggers-see-own-row has no effect: of a statement, or deferrable, are {vouched_in_vain}",
+        when="vouched_in_vain"),
     Check("row-security", _tables, "warning",
         "row security rules {role}, so that the marks of rows which a policy hides were not looked at",
         ": run this as a role with BYPASSRLS, or as the owner of a table without FORCE ROW LEVEL SECURITY",

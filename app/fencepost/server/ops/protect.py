@@ -28,13 +28,14 @@ PAUSE: Final = 0.5
 
 class ProtectOptions(TypedDict, total=False):
     """What can be asked for of a table's protection. What is None, or not there, stays as it is; of a table that is new
-    it is strict, external, no scope, no key required, no seal.
+    it is strict, external, no scope, no key required, no seal, no word for its triggers.
 
     scope: a template (R8), or empty: each row has a mark of its own.
     above: where the marks of an external source are lost, a token up to which none may write.
     max_token, max_jump: see Ceiling; a max_jump of 0 is none.
     queue: the queue that the table takes all its writes by.
     sealed: the gateway takes sealed tokens only.
+    triggers_see_own_row: the owner vouches for the table's triggers, so that its writes may share transactions.
     """
 
     rule: Rule | None
@@ -47,6 +48,7 @@ class ProtectOptions(TypedDict, total=False):
     max_jump: int | None
     queue: str | None
     sealed: bool | None
+    triggers_see_own_row: bool | None
 
 
 class ProtectError(Exception):

@@ -71,7 +71,7 @@ _RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
 
 PROTECTED: Final = (
     "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump,"
-    " p.sealed"
+    " p.sealed, p.triggers_see_own_row"
 )
 """What counts of a row of fencepost.protected p: it is read, and a change of it is noticed."""
 
@@ -215,8 +215,8 @@ def _fingerprint_of(row: asyncpg.Record, *, with_functions: bool) -> str:
 def _triggers(text: str | None) -> list[Trigger]:
     """Read the JSON of TRIGGERS. A function that has just gone has no definition: it is not understood."""
     return [
-        Trigger(function, definition or "", digest or "", of_row, condition_is_own, tuple(arguments[:-1]), deletes)
-        for function, definition, digest, of_row, condition_is_own, arguments, deletes in json.loads(text or "[]")
+        Trigger(function, definition or "", digest or "", tuple(arguments[:-1]), *facts)
+        for function, definition, digest, arguments, *facts in json.loads(text or "[]")
     ]
 
 
@@ -247,7 +247,9 @@ def _table(
     triggers = _triggers(row["triggers"])
     of_triggers = _for_triggers(row, columns, fence)
     own_row_only = [sees_own_row_only(each, of_triggers, shadowed) for each in triggers]
-    shares = row["shares"] and all(own_row_only)
+    vouched = not all(own_row_only) and fenced is not None and fenced["triggers_see_own_row"]
+    shares = row["shares"] and (all(own_row_only) or (vouched and all(each.may_be_vouched_for for each in triggers)))
+    read = shares and not vouched
     sets_columns = all(
         own or only_sets_columns(each, shadowed) for own, each in zip(own_row_only, triggers, strict=True)
     )
@@ -271,7 +273,8 @@ def _table(
         key_index=row["key_index"],
         may_suppress=row["may_suppress"],
         shares_transactions=shares,
-        trigger_functions=tuple({each.function: each.digest for each in triggers}.items()) if shares else (),
+        trigger_functions=tuple({each.function: each.digest for each in triggers}.items()) if read else (),
+        triggers_are_vouched_for=shares and vouched,
         shows_caller=row["shows_caller"],
         runs_code=row["runs_other_code"] or not sets_columns or row["reaches"] or bool(row["changes"]),
         reads_run_code=row["reads_run_code"],
@@ -283,7 +286,7 @@ def _table(
             for oid in row["reached"] or ()
             if oid in fences
         ),
-        fingerprint=_fingerprint_of(row, with_functions=shares and bool(triggers)),
+        fingerprint=_fingerprint_of(row, with_functions=read and bool(triggers)),
     )
 
 

@@ -182,6 +182,10 @@ class Table:
     """The functions of these triggers: the oid, and the MD5 of what pg_get_functiondef gave. A function that is
     replaced keeps its oid, and no notification reports it: statements compare.
     """
+    triggers_are_vouched_for: bool = False
+    """Whether it shares transactions because its owner vouches for triggers that are not understood (`protect
+    --triggers-see-own-row`). What they leave in a session is undone after each batch.
+    """
     shows_caller: bool = True
     """Whether a write may run something that sees the settings of its session, and so who calls: writes of several
     callers with one role share no transaction then.
@@ -575,17 +579,17 @@ TRIGGERS: Final = r"""
 (WITH RECURSIVE part(oid) AS (
    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
  SELECT jsonb_agg(DISTINCT jsonb_build_array(
-          t.tgfoid::int8, shown.definition, md5(shown.definition),
-          t.tgtype & 67 = 3 AND t.tgconstraint = 0 AND NOT t.tgdeferrable
-            AND t.tgoldtable IS NULL AND t.tgnewtable IS NULL,
+          t.tgfoid::int8, shown.definition, md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
+          t.tgtype & 67 = 3,
           t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK' AND NOT EXISTS (
             SELECT FROM regexp_matches(t.tgqual::text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
               LEFT JOIN pg_proc q ON q.oid = found[1]::oid AND q.oid < 16384 AND q.provolatile = 'i'
              WHERE q.oid IS NULL),
-          string_to_array(encode(t.tgargs, 'escape'), '\000'), t.tgtype & 28 = 8))::text
+          t.tgtype & 28 = 8, t.tgtype & 1 = 1 AND NOT t.tgdeferrable))::text
    FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
   CROSS JOIN LATERAL (SELECT pg_get_functiondef(t.tgfoid) AS definition OFFSET 0) AS shown
-  WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
+  WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0
+    AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
 
 # What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains.

@@ -101,13 +101,15 @@ class Trigger:
     definition: str
     """What pg_get_functiondef gives of that, and as `digest` its MD5."""
     digest: str
+    arguments: tuple[str, ...]
     of_row: bool
-    """Whether it fires BEFORE the write of each row, has no transition tables, and is no constraint."""
+    """Whether it fires BEFORE the write of each row, as no constraint does, and none with transition tables."""
     condition_is_own: bool
     """Whether WHEN, if there is any, calls nothing but immutable functions of PostgreSQL's own."""
-    arguments: tuple[str, ...]
-    deletes: bool = False
+    deletes: bool
     """Whether it fires for DELETE, and for nothing else."""
+    may_be_vouched_for: bool
+    """Whether it is a trigger of rows that fires with the statement (fencepost.triggers_of_others)."""
 
 
 @dataclass(frozen=True, slots=True)
