@@ -157,9 +157,7 @@ async def attempt(
             elif isinstance(verdict, MissingRow) and of.creates:
                 missing.append((n, verdict))
             else:
-                problem = problem_of_verdict(verdict, of.table.fence)
-                hidden = of.claims and problem.type is ROW_NOT_FOUND
-                answers[n] = replace(problem, hint=_MAKE_THE_ROW) if hidden else problem
+                answers[n] = _problem_of(of, verdict)
         if missing:
             created = await _create(session, of, [(writes[n], verdict) for n, verdict in missing], number)
             for (n, _), answer in zip(missing, created, strict=True):
@@ -343,7 +341,13 @@ async def _give_up(session: Session, of: Statements, write: RowWrite) -> Outcome
         (answer,) = await _create(session, of, [(write, missing)], ROUNDS)
         if not isinstance(answer, Alone):
             return answer
-    return problem_of_verdict(missing, table.fence)
+    return _problem_of(of, missing)
+
+
+def _problem_of(of: Statements, verdict: Refusal | MissingRow | Problem) -> Problem:
+    """Give a verdict as a problem. A claim that meets no row it may raise the mark of says what to do instead."""
+    problem = problem_of_verdict(verdict, of.table.fence)
+    return replace(problem, hint=_MAKE_THE_ROW) if of.claims and problem.type is ROW_NOT_FOUND else problem
 
 
 # Single-row writes as batches decide them (gateway/group_commit.py): one transaction for many requests.
