@@ -379,6 +379,9 @@ class Batched:
         return cls(RowWrite(key, token, body, once.key, once.payload_hash, once.caller), caller, once)
 
 
+_CALLER: Final = attrgetter("caller.claims", "caller.name")
+"""What of a write's caller its statements can see beside the role. Each message of a queue has a `Caller` of its own."""
+
 WriteQueue = BatchQueue[Batched, Outcome]
 
 
@@ -479,7 +482,7 @@ class _Batches:
         connection.code_ran |= self.statements.table.triggers_are_vouched_for
         try:
             if self.by_caller:
-                if len({write.caller for write in batch}) > 1:
+                if len(set(map(_CALLER, batch))) > 1:
                     return await in_transaction(connection, lambda: self._of_several(connection, batch))
                 await act_for(connection, batch[0].caller)
             if self.simple:
@@ -493,9 +496,10 @@ class _Batches:
     async def _of_several(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
         """Write in the order of the batch, whoever calls next."""
         answers: list[Answer] = []
-        for caller, writes in groupby(batch, attrgetter("caller")):
-            await act_for(connection, caller)
-            answers += await self._in_order(connection, tuple(writes))
+        for _, of_one in groupby(batch, _CALLER):
+            writes = tuple(of_one)
+            await act_for(connection, writes[0].caller)
+            answers += await self._in_order(connection, writes)
         return answers
 
     async def _in_order(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
