@@ -380,7 +380,7 @@ class Batched:
 
 
 _CALLER: Final = attrgetter("caller.claims", "caller.name")
-"""What of a write's caller its statements can see beside the role. Each message of a queue has a `Caller` of its own."""
+"""What of a caller statements can see beside the role. Each message of a queue has a `Caller` of its own."""
 
 WriteQueue = BatchQueue[Batched, Outcome]
 
