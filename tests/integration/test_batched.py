@@ -191,12 +191,7 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
     observer = await connect()
     await observer.execute("SET search_path = public")
     await observer.execute(TABLES)
-    sees = [
-        "id IN (SELECT p.id FROM t_parent p)",
-        "id < pg_relation_size('t_plain')",
-        "xmin <> '5'",
-        "(id, 1) < (2, 0)",
-    ]
+    sees = ["id IN (SELECT id FROM t_plain)", "id < pg_relation_size('t_plain')", "xmin <> '5'", "(id, 1) < (2, 0)"]
     if observer.get_server_version() >= (17,):
         sees.append("JSON_VALUE('{}', '$.a' RETURNING int) = id")
     for n, each in enumerate(sees):
