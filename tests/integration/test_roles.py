@@ -423,9 +423,12 @@ async def test_a_lease_reads_the_row_as_its_caller(stage: Acting, race: Race) ->
     )
     await stage.gateway.catalog.reload()
     wanted = asking("l", secret="s" * 32, claims=("orders/k",))
-    hidden = await ask(stage.of(WEB, claims='{"order": "other"}'), wanted)
-    assert isinstance(hidden, Problem)
-    assert hidden.name == "FP006"
+    other = stage.of(WEB, claims='{"order": "other"}')
+    for policy in ("SELECT", "CREATE POLICY seen ON orders FOR SELECT USING (true)"):  # seen, and not to be claimed
+        await race.observer.execute(policy)
+        for no_row in (await ask(other, wanted), await claim(other, Claim(parse_resource("orders/k"), Token(40)))):
+            assert isinstance(no_row, Problem)
+            assert (no_row.name, "PUT it under the token" in (no_row.hint or "")) == ("FP006", True)
     for _ in range(2):  # the second is the same request, repeated
         got = await ask(stage.of(WEB, claims='{"order": "k"}'), wanted)
         assert isinstance(got, Granted), got
