@@ -26,11 +26,7 @@ async def test_the_command_has_token_lease_and_url_and_nothing_else_is_printed(
     [held] = await locks(http)
     assert seen.pop("FENCEPOST_LEASE_SECRET") not in str(held)
     assert int(seen.pop("FENCE_TOKEN")) > 0
-    assert seen == {
-        "FENCE_LOCK": "nightly",
-        "FENCEPOST_URL": gateway_url,
-        "FENCEPOST_LEASE": held["lease_id"],
-    }
+    assert seen == {"FENCE_LOCK": "nightly", "FENCEPOST_URL": gateway_url, "FENCEPOST_LEASE": held["lease_id"]}
     (tmp_path / "go").touch()
     assert await running.ended() == 0
     assert (await running.output(), running.printed) == ("out\n", "")

@@ -14,16 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.cli.running import (
-    FENCEPOST,
-    StartLock,
-    environment,
-    release,
-    variables_in,
-    waiters,
-    whole_lines,
-    written,
-)
+from tests.cli.running import FENCEPOST, StartLock, environment, release, variables_in, waiters, whole_lines, written
 from tests.support.gateways import gateway_process
 from tests.support.manual_clock import ManualClock
 from tests.support.use_cases import patch_line

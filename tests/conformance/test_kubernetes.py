@@ -587,12 +587,7 @@ async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
     ],
 )
 async def test_each_answer_of_a_server_has_its_error(
-    make_by_url: MakeByUrl,
-    tmp_path: Path,
-    status: str,
-    body: str,
-    error: type[SourceError],
-    reported: str,
+    make_by_url: MakeByUrl, tmp_path: Path, status: str, body: str, error: type[SourceError], reported: str
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -98,11 +98,7 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
 
 
 KEYS = ["a", "B", "Z", "ä", "Ö", "10", "9", "a b", "-x", "%2F", "x/y", "x,y", "é", "e\u0301", "ß", "ss"]
-ICU = {
-    "numeric": "en-u-kn-true",
-    "upper first": "und-u-kf-upper",
-    "punctuation ignored": "und-u-ka-shifted",
-}
+ICU = {"numeric": "en-u-kn-true", "upper first": "und-u-kf-upper", "punctuation ignored": "und-u-ka-shifted"}
 
 
 async def collations(db: Connection) -> list[str]:

@@ -245,12 +245,7 @@ async def test_every_function_has_its_own_search_path(race: Race) -> None:
          WHERE p.pronamespace = 'fencepost'::regnamespace AND l.lanname IN ('plpgsql', 'sql') AND p.prosqlbody IS NULL
            AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false) ORDER BY 1""")
     stem = race.fence.delete_function.removeprefix('fencepost."').removesuffix('_delete"')
-    assert [row[0] for row in open_] == [
-        "on_partitions",
-        f"{stem}_delete",
-        f"{stem}_upd",
-        "restore_session",
-    ]
+    assert [row[0] for row in open_] == ["on_partitions", f"{stem}_delete", f"{stem}_upd", "restore_session"]
 
 
 async def name_of(race: Race) -> str:

@@ -302,8 +302,7 @@ def in_memory(kind: type[T]) -> list[T]:
 
 
 @pytest.mark.parametrize(
-    "small",
-    [b"GET /x HTTP/1.1\r\n" + HOST, b"HEAD /x HTTP/1.1\r\n" + HOST, PATCH + b"Content-Length: 4\r\n\r\n\r\n"],
+    "small", [b"GET /x HTTP/1.1\r\n" + HOST, b"HEAD /x HTTP/1.1\r\n" + HOST, PATCH + b"Content-Length: 4\r\n\r\n\r\n"]
 )
 async def test_requests_behind_answers_that_are_not_taken_wait_as_bytes(
     raw: RawConnection, gateway_url: str, small: bytes

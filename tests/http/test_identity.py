@@ -757,9 +757,7 @@ async def test_a_role_writes_and_without_a_caller_the_login_acts_as_before(dsn: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "starts"),
-    [({}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)],
-    ids=str,
+    ("settings", "starts"), [({}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)], ids=str
 )
 async def test_a_superusers_login_needs_a_list_of_roles(
     database: str, settings: dict[str, object], *, starts: bool

@@ -407,11 +407,7 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
 
 async def test_a_copy_that_waits_in_the_log_until_the_record_is_old_has_no_second_effect(stage: Stage) -> None:
     """It came in time. One that comes when the record is forgotten is late, whatever time the log gives it."""
-    queue, ledger, now = (
-        stage.queue,
-        Ledger(stage.queue.gateway.database, DEFAULT),
-        stage.queue.gateway.seals.now(),
-    )
+    queue, ledger, now = (stage.queue, Ledger(stage.queue.gateway.database, DEFAULT), stage.queue.gateway.seals.now())
     keys, hour = queue.gateway.seals.keys, 3600
     assert keys is not None
 

@@ -235,9 +235,7 @@ async def judge(connection: Connection, storm: Storm) -> list[str]:
 
 
 async def _judge_the_end(
-    connection: Connection,
-    latest: dict[tuple[str, str], int],
-    rows: dict[tuple[str, str], dict[str, Any] | None],
+    connection: Connection, latest: dict[tuple[str, str], int], rows: dict[tuple[str, str], dict[str, Any] | None]
 ) -> list[str]:
     wrong = []
     marks = {

@@ -540,10 +540,7 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
 async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None:
     with running_etcd(tmp_path, nodes=3) as etcd:
-        async with (
-            running(database, sources=f"etcd={etcd.url}") as http,
-            contest(database, "etcd") as election,
-        ):
+        async with running(database, sources=f"etcd={etcd.url}") as http, contest(database, "etcd") as election:
             url = str(http.base_url)
             first, second, term = await led_and_followed(election, url, url)
             etcd.nodes[await etcd.leader()].crash()
@@ -577,10 +574,7 @@ async def ensemble(directory: Path) -> AsyncIterator[dict[int, Server]]:
 async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) -> None:
     async with ensemble(tmp_path) as servers:
         url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in servers)}?session_timeout_s=6"
-        async with (
-            running(database, sources=f"zookeeper={url}") as http,
-            contest(database, "zookeeper") as election,
-        ):
+        async with running(database, sources=f"zookeeper={url}") as http, contest(database, "zookeeper") as election:
             gateway = str(http.base_url)
             first, second, term = await led_and_followed(election, gateway, gateway)
             leading = [port for port in servers if "Mode: leader" in zookeeper_says(port, "srvr")]

@@ -18,11 +18,7 @@ from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.ops.protect import protect
 from fencepost.server.times import TIMES, Times
 
-OF_EACH_KIND = [
-    "redis",
-    "advisory",
-    pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper")),
-]
+OF_EACH_KIND = ["redis", "advisory", pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper"))]
 """One that ends leases by itself, one whose tokens are drawn in PostgreSQL, and one whose holds live by a session. How
 each source behaves is shown in tests/conformance.
 """

@@ -167,11 +167,7 @@ async def test_an_old_snapshot_that_is_restored_quarantines_the_source(api: Api,
         log = await connection.fetch(
             "SELECT event, generation, detail FROM fencepost.source_log WHERE source = $1 ORDER BY at", NAME
         )
-    assert [(row["event"], row["generation"]) for row in log] == [
-        ("registered", 0),
-        ("quarantined", 0),
-        ("raised", 1),
-    ]
+    assert [(row["event"], row["generation"]) for row in log] == [("registered", 0), ("quarantined", 0), ("raised", 1)]
     assert log[2]["detail"] == "restored the backup of Tuesday"
 
 

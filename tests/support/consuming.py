@@ -18,12 +18,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.ops.protect import protect
 from fencepost.server.parts import consumer_of, consuming, read_queues
 from fencepost.server.postgres import queues
-from fencepost.server.queues.log import (
-    DeadLetter,
-    Log,
-    Message,
-    Position,
-)
+from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce
 from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT

@@ -262,20 +262,14 @@ FILES: Final = {"marks.sql": ("clock_timestamp()\n) WITH", "clock_timestamp(),\n
 
 @contextmanager
 def next_version(
-    directory: Path,
-    works_from: str,
-    change: Sequence[str] = CHANGE,
-    files: Mapping[str, tuple[str, str]] = FILES,
+    directory: Path, works_from: str, change: Sequence[str] = CHANGE, files: Mapping[str, tuple[str, str]] = FILES
 ) -> Iterator[None]:
     """Be the next version, whose schema works for gateways from a revision on."""
     scripts = directory / "migrations"
     shutil.copytree(schema.scripts_dir(), scripts, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     decided = "CREATE OR REPLACE FUNCTION fencepost.compatible_from() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE"
     _revise(scripts, [*change, f"{decided} RETURN '{works_from}'::text"])
-    for name, (old, new) in {
-        **files,
-        "versions.sql": (f"'{schema.newest()}'::text", f"'{works_from}'::text"),
-    }.items():
+    for name, (old, new) in {**files, "versions.sql": (f"'{schema.newest()}'::text", f"'{works_from}'::text")}.items():
         path = scripts / "schema" / name
         text = path.read_text("utf-8")
         assert old in text, f"{name} has no {old!r}"

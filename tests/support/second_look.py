@@ -39,9 +39,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    call: "pytest.CallInfo[None]",
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(call: "pytest.CallInfo[None]") -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what an oracle found into the report, which alone goes from a worker of xdist to its controller."""
     report = yield
     found = violations_in(call.excinfo.value if call.excinfo else None)

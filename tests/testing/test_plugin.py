@@ -71,8 +71,7 @@ def passed(output: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("names", "tests"),
-    [(("with_asyncio", "with_anyio"), 2), pytest.param(("models", "gateway_faults"), 7, marks=LONG)],
+    ("names", "tests"), [(("with_asyncio", "with_anyio"), 2), pytest.param(("models", "gateway_faults"), 7, marks=LONG)]
 )
 def test_projects_pass_and_leave_no_process(tmp_path: Path, names: tuple[str, ...], tests: int) -> None:
     """The other project, with threads: test_examples.py."""

@@ -225,9 +225,7 @@ RAISE_MARK: Final = "fencepost.raise_mark(text, bigint, text, boolean)"
 ENTER_EACH: Final = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 
 NO_TRIGGER: Final = Line(
-    JUDGE_UPDATE,
-    "IF verdict <> 'accepted'",
-    "IF token IS NOT NULL THEN RETURN token; ELSIF verdict <> 'accepted'",
+    JUDGE_UPDATE, "IF verdict <> 'accepted'", "IF token IS NOT NULL THEN RETURN token; ELSIF verdict <> 'accepted'"
 )
 """An UPDATE's trigger is a second line of defence behind the gateway's statement. With this it lets all tokens pass."""
 _ACCEPTS: Final = (
@@ -784,12 +782,4 @@ OF_SERVERS: Final = [
 ]
 
 
-PLANTED: list[Planted] = [
-    *OF_MARKS,
-    *OF_STATEMENTS,
-    *OF_ANSWERS,
-    *OF_KEYS,
-    *OF_LOCKS,
-    *OF_CLIENTS,
-    *OF_SERVERS,
-]
+PLANTED: list[Planted] = [*OF_MARKS, *OF_STATEMENTS, *OF_ANSWERS, *OF_KEYS, *OF_LOCKS, *OF_CLIENTS, *OF_SERVERS]

@@ -58,9 +58,7 @@ TYPES: Final = {
         "2000-01-0{1}T00:00:00",
     ),
     "uuid": KeyType.of(
-        "lpad(({0})::text, 32, '0')::uuid",
-        "right({0}::text, 9)::bigint",
-        "00000000-0000-0000-0000-00000000000{0}",
+        "lpad(({0})::text, 32, '0')::uuid", "right({0}::text, 9)::bigint", "00000000-0000-0000-0000-00000000000{0}"
     ),
     "bytea": KeyType.of("convert_to(({0})::text, 'UTF8')", "convert_from({0}, 'UTF8')::bigint", "\\x3{0}"),
 }
