@@ -125,7 +125,6 @@ async def release(http: httpx.AsyncClient, variables: Mapping[str, str]) -> None
 
 
 async def locks(http: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """Return who holds what."""
     found: list[dict[str, Any]] = (await http.get("/v1/locks")).json()
     return found
 

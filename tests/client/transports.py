@@ -54,7 +54,6 @@ class Mock(httpx.AsyncBaseTransport):
 
 
 def problem(status: int, code: str | None, *, retryable: bool, **headers: str) -> Callable[[], httpx.Response]:
-    """Give what makes a problem's answer."""
     members = {"code": code, "detail": "As the test says.", "retryable": retryable, "status": status}
     return lambda: httpx.Response(status, json=members, headers={"Content-Type": "application/problem+json", **headers})
 

@@ -95,7 +95,6 @@ def redis_server(directory: Path, port: int, *settings: str) -> Iterator[Server]
 
 
 async def redis_command(port: int, *words: str | int) -> Any:
-    """Send one command, as an operator would."""
     client: Any = redis.asyncio.Redis(port=port)
     async with client:
         return await client.execute_command(*words)
@@ -321,8 +320,6 @@ def zookeeper_client(port: int, **how: Any) -> Iterator[Any]:
 
 
 class ZooKeeperBench(OfServers):
-    """One standalone server."""
-
     name = "zookeeper"
 
     def __init__(self, directory: Path) -> None:
@@ -358,7 +355,6 @@ class ZooKeeperBench(OfServers):
 
 @contextmanager
 def running_zookeeper(directory: Path) -> Iterator[ZooKeeperBench]:
-    """Run a server of our own."""
     with or_skipped():
         bench = ZooKeeperBench(directory)
     bench.server.start()

@@ -282,7 +282,6 @@ async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
 
 @pytest.fixture
 async def other_program(bench: AdvisoryBench) -> AsyncIterator[Connection]:
-    """Give a connection of another program."""
     connection = await asyncpg.connect(bench.dsn)
     yield connection
     connection.terminate()

@@ -410,7 +410,6 @@ async def test_a_cancelled_acquire_leaves_no_key_and_no_lease_wherever_it_was(
 
 
 async def locking(node: EtcdBench, *words: str) -> asyncio.subprocess.Process:
-    """Start `etcdctl lock` with these words."""
     return await asyncio.create_subprocess_exec(
         *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", *words),
         env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
@@ -521,7 +520,6 @@ async def stopped(nodes: EtcdBench, number: int) -> AsyncIterator[None]:
 
 
 async def everything(source: Source, lock: str) -> None:
-    """Take a lock, and do with it what can be done."""
     grant = await granted(source, lock, ttl_ms=60_000)
     assert await source.renew(lock, grant.handle, 60_000) is True
     more = await source.mint(lock, grant.handle, 1)

@@ -53,7 +53,6 @@ async def gateway_url(shared: DemoGateway) -> str:
 
 @pytest.fixture
 async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
-    """Give a connection to that gateway, for bytes that no client would send."""
     connection = await RawConnection.open(gateway_url)
     yield connection
     connection.close()
@@ -61,7 +60,6 @@ async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
 
 @pytest.fixture
 async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of that gateway."""
     async with httpx.AsyncClient(base_url=gateway_url, timeout=PATIENCE, trust_env=False) as client:
         yield client
 

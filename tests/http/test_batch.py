@@ -313,7 +313,6 @@ def one_connection(databases: ReadyMade) -> Iterator[DemoGateway]:
 
 @pytest.fixture
 async def atomic_http(one_connection: DemoGateway) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of it; the demo is as it was made."""
     await one_connection.reset()
     async with httpx.AsyncClient(base_url=one_connection.url, timeout=PATIENCE, trust_env=False) as client:
         yield client

@@ -32,7 +32,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {ROLE}"""
 
 
 def caller(subject: str, **claims: object) -> dict[str, str]:
-    """Give the header of a caller with the role."""
     return bearer(token(sub=subject, role=ROLE, **claims))
 
 

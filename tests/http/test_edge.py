@@ -55,7 +55,6 @@ async def status_of(http: httpx.AsyncClient) -> object:
 
 
 async def turned_away(http: httpx.AsyncClient, code: str) -> float:
-    """Give how often this code is in the metrics."""
     lines = (await http.get("/metrics")).text.splitlines()
     name = f'fencepost_requests_turned_away_total{{code="{code}"}} '
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
@@ -112,7 +111,6 @@ def impatient(databases: ReadyMade) -> Iterator[DemoGateway]:
 
 @pytest.fixture
 async def waiting(impatient: DemoGateway) -> AsyncIterator[RawConnection]:
-    """Give a connection to it."""
     connection = await RawConnection.open(impatient.url)
     yield connection
     connection.close()

@@ -324,7 +324,6 @@ async def owner(served: list[DemoGateway]) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 async def gateways(served: list[DemoGateway]) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """Give a client of each of the two."""
     async with AsyncExitStack() as stack:
         clients = [httpx.AsyncClient(base_url=each.url, timeout=PATIENCE, trust_env=False) for each in served]
         yield [await stack.enter_async_context(client) for client in clients]
@@ -660,8 +659,6 @@ CREATE ROLE t_plain"""
 
 
 class FromHeader:
-    """Stands in for the authenticator."""
-
     def __init__(self, app: Any) -> None:
         self.app = app
 

@@ -178,7 +178,6 @@ async def queued_shop(shop: Shop) -> AsyncIterator[Queued]:
 
 
 async def submitted(queued: Queued, key: str = "a") -> str:
-    """Queue a write, and return its id."""
     answer = await queued.api.ask("DELETE", f"data/orders/{key}", token=1, prefer="respond-async")
     assert answer.status_code == 202, answer.text
     write_id: str = answer.json()["id"]
@@ -694,14 +693,12 @@ async def applied_api(applying_shop: Shop) -> AsyncIterator[Api]:
 
 
 async def submit(api: Api, method: str, path: str, body: object = None, **asked: Any) -> str:
-    """Queue a write, and return the path of its page."""
     answer = await api.ask(method, f"data/{path}", body, prefer=asked.pop("prefer", "respond-async"), **asked)
     assert answer.status_code == 202, answer.text
     return answer.headers["location"]
 
 
 async def decided(api: Api, page: str) -> dict[str, Any]:
-    """Wait until a write is decided."""
     write: dict[str, Any] = (await api.http.get(page, params={"wait": 30})).json()
     assert write["state"] != "queued", write
     return write

@@ -217,7 +217,6 @@ class Machine:
         await written(self.directory / "reached")
 
     def let_it_write(self) -> None:
-        """End the pause before its writes."""
         (self.directory / "go").touch()
 
     def pause_lock(self) -> None:
@@ -225,7 +224,6 @@ class Machine:
         self.running.signal(signal.SIGSTOP)
 
     def resume_lock(self) -> None:
-        """SIGCONT it."""
         self.running.signal(signal.SIGCONT)
 
     def die(self) -> None:

@@ -456,8 +456,6 @@ def replace(file: Path, text: str) -> None:
 
 
 async def seals_with(api: Api, key: str) -> None:
-    """Wait until the gateway seals with this key."""
-
     async def does() -> bool:
         held = await lease(api, f"probe-{time.monotonic_ns()}")
         return bool(held["sealed_token"].split(".")[1] == key)

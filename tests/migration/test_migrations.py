@@ -177,7 +177,6 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 async def empty_database(postgres: PostgresServer) -> AsyncIterator[Empty]:
-    """Give a function that makes an empty database, and returns its URL."""
     async with AsyncExitStack() as databases:
 
         async def make() -> str:

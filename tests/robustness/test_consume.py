@@ -71,7 +71,6 @@ class Consumers:
         return self.processes[member]
 
     async def begun(self, member: str) -> None:
-        """Wait until it consumes."""
         output = self.processes[member].stdout
         assert output is not None
         line = await asyncio.wait_for(asyncio.to_thread(output.readline), 2 * PATIENCE)
@@ -281,7 +280,6 @@ def copied(bin_dir: Path) -> Iterator[Copied]:
 
 @asynccontextmanager
 async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.AsyncClient]:
-    """Make the database, and serve it."""
     await copied.on_server("CREATE DATABASE shop")
     await upgrade(copied.url)
     async with connection_to(copied.url) as db:

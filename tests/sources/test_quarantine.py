@@ -106,7 +106,6 @@ async def api(service: Restorable, database: str, stack: AsyncExitStack) -> Api:
 
 
 async def fencepost(api: Api, *arguments: str) -> Result:
-    """Run the command line on the test's database."""
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments], env={"FENCEPOST_DATABASE_URL": api.database})
 
 

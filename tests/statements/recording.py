@@ -91,7 +91,6 @@ class Recorder:
             _current.reset(token)
 
     def keep(self, label: str, request: Request) -> None:
-        """Keep what was sent under this label."""
         for sql, arguments in request.sent:
             labels = self._found.setdefault(self._without_oids(sql), (arguments, []))[1]
             if label not in labels:

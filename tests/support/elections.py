@@ -83,7 +83,6 @@ class Contest:
         self._dsn, self._source, self._ttl, self._stack = dsn, source, ttl, stack
 
     async def candidate(self, url: str, owner: str) -> Candidate:
-        """Start one that campaigns at this gateway."""
         process = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,

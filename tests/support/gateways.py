@@ -152,7 +152,6 @@ FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 
 @pytest.fixture(scope="module")
 def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
-    """Give the gateway."""
     with demo_gateway(databases, api_keys=True) as gateway:
         yield gateway
 
@@ -328,8 +327,6 @@ class Gateway:
         os.killpg(self.process.pid, signal.SIGINT)
 
     async def ended(self, *, within: float = PATIENCE) -> int:
-        """Return the exit code once the process has ended."""
-
         async def code() -> tuple[int] | None:
             status = self.process.poll()
             return None if status is None else (status,)

@@ -29,7 +29,6 @@ Connect: TypeAlias = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"
 
 @asynccontextmanager
 async def connection_to(url: str) -> AsyncIterator[Connection]:
-    """Connect, and close the connection at the end."""
     connection = await asyncpg.connect(url)
     try:
         yield connection

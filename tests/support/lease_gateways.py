@@ -174,7 +174,6 @@ async def post(client: httpx.AsyncClient, lock: str, **asked: object) -> httpx.R
 
 
 async def release(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
-    """Give a lease back."""
     answer = await client.delete(f"/v1/leases/{lease['lease_id']}", headers={"X-Lease-Secret": lease["secret"]})
     assert answer.status_code == 204, answer.text
 
@@ -282,6 +281,5 @@ class Tries:
 
 
 async def look_on(dsn: str) -> Connection:
-    """Connect as an observer."""
     connection: Connection = await asyncpg.connect(dsn)
     return connection

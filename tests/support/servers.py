@@ -102,7 +102,6 @@ def self_signed(directory: Path) -> Path:
 
 
 def answer(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """Give an answer of HTTP/1.1."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
@@ -117,11 +116,9 @@ class JwksServer:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
 
     def give(self, document: Mapping[str, Any]) -> None:
-        """Give this document from now on."""
         self.says = answer(json.dumps(document).encode())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
         try:
             await reader.readuntil(b"\r\n\r\n")
             self.asked += 1

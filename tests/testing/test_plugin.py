@@ -57,7 +57,6 @@ def run_pytest(directory: Path, *arguments: str | Path, python: str | Path = sys
 
 
 def project(directory: Path, name: str) -> Path:
-    """Copy a project to a directory of its own."""
     file = directory / f"test_{name}.py"
     file.write_text((PROJECTS / f"{name}.py").read_text())
     return file

@@ -95,7 +95,6 @@ class Planted:
 
 
 def config(setting: Setting, out: Path, seed: int, database_url: str | None, bug: str = "none") -> Config:
-    """Give the run of a setting, with processes that have the bug of this name."""
     return Config(
         out=out,
         seed=seed,

@@ -79,12 +79,10 @@ def next_topic() -> str:
 
 
 def topic_url(cluster: Kafka, topic: str) -> str:
-    """Give a topic's URL."""
     return f"kafka://{cluster.bootstrap}/{topic}?{_QUERY}"
 
 
 def kafka_admin(cluster: Kafka) -> AdminClient:
-    """Connect as an operator would."""
     return AdminClient({"bootstrap.servers": cluster.bootstrap})
 
 
@@ -117,8 +115,6 @@ def delete_topic(cluster: Kafka, topic: str) -> None:
 
 
 class KafkaBench:
-    """One broker."""
-
     name = "kafka"
     handed_over_within_s = SESSION_S + 5.0
 
@@ -180,7 +176,6 @@ def brokers(
 
 @contextmanager
 def running_kafka(directory: Path) -> Iterator[KafkaBench]:
-    """Run a broker of our own."""
     with brokers(directory, 1) as cluster:
         yield KafkaBench(cluster)
 
@@ -285,7 +280,6 @@ class ConsumedTopic:
 
     @asynccontextmanager
     async def consumed(self, member: str = "a") -> AsyncIterator[None]:
-        """Consume it as this member."""
         self.consumer = consumer_of(self.gateway, self.name, self.settings, member)
         async with consuming(self.gateway, {self.name: self.consumer}, self.settings):
             yield
@@ -415,8 +409,6 @@ def postgres_log(url: str) -> OpenedLog:
 
 
 class PostgresQueueBench:
-    """See QueueBench."""
-
     name = "postgres"
     handed_over_within_s = TTL + 10
 
@@ -497,8 +489,6 @@ async def delete_keys(url: str, pattern: str) -> None:
 
 
 class RedisQueueBench:
-    """See QueueBench."""
-
     name = "redis"
     handed_over_within_s = TTL_MS / 1000 + 10
 

@@ -41,7 +41,6 @@ class Gated(DeadTopic):
         self.passed = 0.0
 
     def now(self) -> float:
-        """Give the time."""
         return super().now() + self.passed
 
     def _note(self, record: KafkaMessage) -> None:

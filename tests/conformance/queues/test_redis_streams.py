@@ -39,7 +39,6 @@ def message(number: int) -> Message:
 
 
 async def numbers_taken(consumer: RedisConsumer, count: int) -> list[int]:
-    """Take until so many messages came, and return their numbers."""
     found: list[int] = []
     async with asyncio.timeout(2 * PATIENCE):
         while len(found) < count:

@@ -505,7 +505,6 @@ class Actor:
         return True
 
     async def unprotect(self, shape: Shape) -> bool:
-        """Take a table's protection away."""
         if not await self.fencepost(shape, "unprotect", shape.name):
             return False
         shape.protected = shape.scoped = False

@@ -107,7 +107,6 @@ def storm_kind(request: pytest.FixtureRequest) -> str:
 
 
 def victims(house: World) -> dict[str, Server | Postgres]:
-    """Name what can be killed."""
     return {**house.consumers, **house.log.servers, "gateway": house.gateway, "postgres": house.postgres}
 
 
