@@ -23,7 +23,6 @@ pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or 
 
 # A lock that is lost while the command runs: the command, and all that it has started, is ended in time.
 
-
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"
 
@@ -206,7 +205,6 @@ async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: http
 
 
 # Signals and the terminal: the command's, as if `fencepost lock` were not there.
-
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 

@@ -27,7 +27,6 @@ from fencepost.testing.servers.processes import PATIENCE, alive, eventually, wai
 
 # `fencepost elect`: a command that runs as long as we lead.
 
-
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"
 EACH_TERM = "echo $FENCEPOST_TERM $$ >> terms"
@@ -154,7 +153,6 @@ def test_bad_usage_is_refused(arguments: tuple[str, ...]) -> None:
 
 
 # `fencepost batch`: a file of lines, what was refused of it, and going on where it stopped.
-
 
 LINES: list[object] = [
     {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},

@@ -24,7 +24,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Leases that get lost, gateways that go away, answers that never come.
 
-
 ORDER = "orders/order-123"
 
 

@@ -41,7 +41,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # The client on a real gateway and a real PostgreSQL: locks, leases, writes.
 
-
 ORDER = "orders/order-123"
 
 
@@ -242,7 +241,6 @@ def test_the_synchronous_client_queues_and_waits(gateway_url: str) -> None:
 
 
 # client.batch: lines in, verdicts out, whatever becomes of the requests between.
-
 
 MANY = 2 * MOST_LINES + 10
 STOPPED = {"stopped": True, "lines": 3, "reason": "The gateway is stopping."}

@@ -60,7 +60,6 @@ def problem(status: int, code: str | None, *, retryable: bool, **headers: str) -
 
 # A mock gateway for leases: it keeps one lease by the test's clock, and delays, loses or refuses as the test sets it.
 
-
 GONE = {"code": "FP012", "detail": "The lease is lost.", "retryable": False, "status": 410}
 
 

@@ -197,7 +197,6 @@ def running_redlock(directory: Path) -> Iterator[RedisBench]:
 
 # etcd, one node or a cluster, with a minimum TTL of one second. Operators' commands go by etcdctl.
 
-
 ETCD_PREFIX = "fencepost/"
 
 
@@ -366,7 +365,6 @@ def running_zookeeper(directory: Path) -> Iterator[ZooKeeperBench]:
 
 
 # A PostgreSQL of its own, for `postgres-advisory`; the source's role is an ordinary one.
-
 
 ROLE = "locker"
 PASSWORD = "p%40ss"

@@ -29,7 +29,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # What tests of the source etcd ask of it and of its server.
 
-
 TTL = 60_000
 """No hold ends by itself while a test looks: a test has `etcdctl` revoke its lease."""
 

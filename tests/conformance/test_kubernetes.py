@@ -43,7 +43,6 @@ def object_of(file: str, kind: str) -> dict[str, Any]:
 
 # Leases as an operator reads and changes them, and a source on them.
 
-
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
@@ -289,7 +288,6 @@ def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, fil
 
 
 # Answers of the API server that are lost, requests that are sent twice or cancelled.
-
 
 Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
 

@@ -29,7 +29,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 
 # One lock of the source redis, taken and looked at.
 
-
 Opened = Callable[[str], Source]
 
 

@@ -332,7 +332,6 @@ async def test_issued_numbers_are_known(ask: Asking, lock: str) -> None:
 
 # A lease of each source over HTTP: the same answers as over the built-in one. What else there is: tests/sources.
 
-
 __all__ = ["api", "stack"]
 
 LOCK = "orders/over-http"

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.long("tests of ZooKeeper")
 
 # A lock of the source zookeeper, its queue, and who waits in it.
 
-
 Open = Callable[..., Any]
 
 

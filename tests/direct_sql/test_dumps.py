@@ -20,7 +20,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # pg_dump and its restore: what is restored is protected as before, and remembers what was refused.
 
-
 pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
@@ -95,7 +94,6 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
 
 
 # Text keys whatever their collation: one name for one key, and one order in which everybody takes rows.
-
 
 KEYS = ["a", "B", "Z", "ä", "Ö", "10", "9", "a b", "-x", "%2F", "x/y", "x,y", "é", "e\u0301", "ß", "ss"]
 ICU = {"numeric": "en-u-kn-true", "upper first": "und-u-kf-upper", "punctuation ignored": "und-u-ka-shifted"}

@@ -31,7 +31,6 @@ from fencepost.server.ops.protect import protect
 
 # Django's ORM, as a plain role, on protected tables that Django made; `fenced` is the page's recipe.
 
-
 _keys = itertools.count(1)
 
 

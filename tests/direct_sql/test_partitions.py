@@ -242,7 +242,6 @@ async def test_two_partitions_that_come_at_once_are_both_known(race: Race) -> No
 # Partitions that came or went unseen, functions that make partitions for others; and the event triggers that follow
 # partitions: they leave all other DDL alone, whichever role's it is, and go with the schema.
 
-
 OFF = "ALTER EVENT TRIGGER fencepost_partitions DISABLE"
 ON = "ALTER EVENT TRIGGER fencepost_partitions ENABLE"
 

@@ -22,7 +22,6 @@ from fencepost.server.postgres import upkeep
 # Each statement is run without a token, below the mark and above it, and the plain ones at it, too; once by a role
 # that may just write to the table, under strict, and once by the table's owner, under epoch.
 
-
 MARK = 30
 
 MORE = """
@@ -200,7 +199,6 @@ async def test_a_statement_that_writes_no_row_needs_no_token(race: Race) -> None
 
 # R14 and how sessions are used: pools, pipelines, savepoints, isolation levels, roles, procedures.
 
-
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('k')"
@@ -312,7 +310,6 @@ async def test_row_security_does_not_hide_a_row_from_its_fence(session_race: Rac
 
 # R14 where one statement reaches several tables: partitions, foreign keys. Where no floor is seen nothing passes, and
 # a default of last_fence_token is no token.
-
 
 PARTITIONED = """
 CREATE TABLE public.parts (region text, id int, v text, n int DEFAULT 0, PRIMARY KEY (region, id))
@@ -516,7 +513,6 @@ async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(i
 
 # What a person at psql reads: SQLSTATE, MESSAGE, DETAIL and HINT of every refusal, word by word.
 # Scripts and people rely on these texts: a change here is a change of the contract.
-
 
 MAKE = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, n int DEFAULT 0);

@@ -287,7 +287,6 @@ async def test_who_hangs_up_leaves_nothing_half_written_and_learns_by_keys_what_
 
 # A batch that lands as a whole, or not at all: `POST /v1/batch?atomic=true`.
 
-
 SENT = {"Content-Type": "application/x-ndjson"}
 A, B, C = "order-123", "order-124", "order-125"
 LAST = {"method": "PATCH", "path": f"orders/{C}?select=note", "token": 2001, "body": {"note": "all"}}
@@ -537,7 +536,6 @@ async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
 
 
 # Lines on rows that are locked: what they keep from other batches, and what becomes of the lines behind them.
-
 
 FEW = 4
 FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]

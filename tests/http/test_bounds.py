@@ -24,7 +24,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 # What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes.
 
-
 TOKENS = itertools.count(10)
 
 
@@ -169,7 +168,6 @@ async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: 
 
 
 # A write whose answer would have more bytes than an answer may have is refused, and leaves nothing behind.
-
 
 MOST = 100_000
 LARGE = 1000
@@ -334,7 +332,6 @@ async def test_in_a_batch_it_is_alone_with_its_refusal(
 
 
 # Of a large answer under an Idempotency-Key the record has no rows: a repeat is answered as under return=minimal.
-
 
 KEPT_SQL = f"""
 CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST_KEPT}), n int DEFAULT 0);

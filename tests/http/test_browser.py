@@ -73,7 +73,6 @@ async def browser_page(**context: Any) -> AsyncIterator[Page]:
 
 # /docs without the internet.
 
-
 STATUS = ".live-responses-table .response .response-col_status"
 
 

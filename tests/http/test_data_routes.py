@@ -29,7 +29,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # /v1/data/{table}: many rows, over real HTTP (R10).
 
-
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 
 
@@ -497,7 +496,6 @@ async def test_table_names_may_hold_anything_too(api: Api) -> None:
 
 
 # Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes.
-
 
 REFUSED: list[tuple[dict[str, Any], tuple[int, str], dict[str, Any]]] = [
     ({"status": None}, (400, "23502"), {"column": "status", "table": "orders"}),

@@ -15,7 +15,6 @@ from fencepost.testing.servers.processes import eventually
 
 # `protect` is repeated, or undone and done again, while DELETEs wait for the table: each is decided, none is a 500.
 
-
 TABLE = "CREATE TABLE public.t (a int, b text, PRIMARY KEY (a, b))"
 ROWS = "INSERT INTO public.t (a, b, last_fence_token) SELECT n, 'x', 1 FROM generate_series(1, 9) n"
 
@@ -100,7 +99,6 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
 
 # Triggers of the user's own in PL/pgSQL keep plans in each session: a column's new type must not be the end of it.
 
-
 PLANNED_TABLE = """
 SET search_path = public;
 CREATE TABLE t (id int PRIMARY KEY, v int, w text);
@@ -160,7 +158,6 @@ async def test_a_trigger_that_raises_the_same_itself_is_reported(
 
 
 # Triggers, rules and cascades of the user's own: an answer that is no success has no effect, whatever they do.
-
 
 TABLES = """
 CREATE TABLE soft (id int PRIMARY KEY, deleted bool NOT NULL DEFAULT false, n int NOT NULL DEFAULT 0);
@@ -267,7 +264,6 @@ async def test_what_is_to_concern_one_row_writes_nothing_when_it_does_not(soft: 
 # schema, runs none of them.
 # They take exactly the types that the statements compare, so that they would be preferred to PostgreSQL's own where
 # those need a coercion: `varchar = varchar` is text's.
-
 
 CAPTURED_TABLES = """
 SET search_path = public;

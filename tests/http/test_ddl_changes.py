@@ -16,7 +16,6 @@ from fencepost.testing.servers.processes import eventually
 
 # A gateway, and the owner of its table, who changes it.
 
-
 EVERY_WRITE: list[tuple[str, str, object]] = [
     ("PATCH", "data/t/1", {"v": "x"}),
     ("PUT", "data/t/1", {"v": "x"}),
@@ -63,7 +62,6 @@ class Scene:
 
 
 # A gateway that is notified of changes, and one that is not.
-
 
 LISTENERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

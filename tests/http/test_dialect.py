@@ -139,7 +139,6 @@ async def test_of_two_profiles_that_differ_none_is_chosen(api: Api, shop: Shop) 
 
 # Keys of every type that `protect` takes, written and read back: a value finds its row, which has one name.
 
-
 MOODS = ["sad", "ok", 'it\'s "odd", {yes}', "ünï"]
 
 # PostgreSQL's text has no NUL and no lone surrogates.
@@ -381,7 +380,6 @@ async def test_a_row_of_every_type_comes_back_as_it_went(database: str) -> None:
 # `Prefer: return=minimal` reads what a write needs and no more: who may see key and mark only can write.
 # The gateway's role may SELECT key, mark and (in a table with a scope) the scope's column, and UPDATE one column.
 
-
 MINIMAL = "return=minimal"
 
 SQL = """
@@ -461,7 +459,6 @@ async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: asyncpg.Co
 
 
 # What a gateway serves: protected tables only, unless a setting says otherwise, and of them those that are named.
-
 
 SERVED_SQL = """
 CREATE TABLE public.plain (id int PRIMARY KEY, note text);

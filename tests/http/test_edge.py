@@ -42,7 +42,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open.
 
-
 T = TypeVar("T")
 HEAD_BYTES = ConnectionBounds().head_bytes
 HOST = b"Host: localhost\r\n"
@@ -387,7 +386,6 @@ async def test_verdicts_that_are_not_taken_are_kept_answers_too(
 
 # Requests as bytes: the gateway's protocol reads each as h11 does, which is the strict reference, or refuses it.
 
-
 Read = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
 """Method, target, fields, body."""
 GET = b"GET /a HTTP/1.1\r\n" + HOST
@@ -600,7 +598,6 @@ async def test_a_head_that_is_refused_is_answered_without_a_body(recorded: tuple
 
 # Clients that close the connection, or their half of it, before they are answered.
 
-
 ROW = "/v1/data/orders/order-123"
 
 
@@ -737,7 +734,6 @@ async def test_a_stream_ends_when_its_client_has_gone_whatever_it_sent_behind_th
 
 # The admin port: figures and details are there, and nowhere else; nothing else is there.
 
-
 ADMIN = ("--admin-port", "0")
 
 
@@ -829,7 +825,6 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 # Which host a request names, and which pages of the web may send one.
 
-
 LEASE = {"lock": "nightly", "ttl_ms": 3_600_000, "owner": "me"}
 
 
@@ -911,7 +906,6 @@ async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, s
 
 
 # SIGTERM under keep-alive: no request of which a byte had arrived stays without an answer.
-
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 REQUEST = HEAD + b"\r\n"

@@ -28,7 +28,6 @@ from fencepost.testing.servers.processes import eventually, free_port
 
 # Idempotency-Key over real HTTP (R16): what landed is answered again; nothing happens twice.
 
-
 _tokens = itertools.count(100)
 
 
@@ -233,7 +232,6 @@ async def _is_refused(api: Api) -> bool:
 
 
 # The worker of docs/combining.md, as it stands: a lock that drops, a queue that orders, a fence with the last word.
-
 
 PAGE = (Path(__file__).parents[2] / "docs" / "combining.md").read_text("utf-8")
 (WORKER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

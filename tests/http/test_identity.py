@@ -54,7 +54,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs.
 
-
 ROUTES = [
     ("GET", "/v1/data/orders", "read"),
     ("GET", "/v1/data/orders/order-123", "read"),
@@ -301,7 +300,6 @@ async def test_the_document_says_how_to_authenticate(api: Api, demo_database: st
 
 # API keys at live gateways: who is let in, and how soon a key that has changed is refused everywhere.
 
-
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
 SOON = 10.0
 """Seconds. Far less than a verified key is kept where nothing announces its end."""
@@ -463,7 +461,6 @@ async def test_all_workers_know_and_no_log_has_the_key(
 
 # Streams and waits end with the caller's token: its time, its API key, or its JWT's key in the JWKS.
 
-
 STREAM = {"Accept": "text/event-stream"}
 ELECTION = "/v1/elections/events?name=eu"
 
@@ -587,7 +584,6 @@ async def test_it_ends_with_the_time_of_the_callers_token(
 
 # Claims as Supabase's and PostgREST's JWTs have them, and the policy that docs/roles.md gives for them.
 
-
 PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 SQL = re.compile(r"<!-- run by tests/http/test_identity.py -->\n```sql\n(.*?)```", re.DOTALL)
 ROLES = """
@@ -651,7 +647,6 @@ async def test_a_policy_with_auth_uid_gives_each_user_its_own_rows(notes: str) -
 
 # Requests whose caller has a role of the database, by HTTP. Who the caller is says a header here, by a stand-in for
 # the authenticator; all else is the product.
-
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}; GRANT SELECT ON orders TO {READER};

@@ -345,7 +345,6 @@ async def test_an_id_that_no_lease_can_have_is_answered_without_the_database(
 
 # A source in a package of its own: installed as pip does it, found by its entry point.
 
-
 PACKAGE = Path(__file__).parents[1] / "third_party"
 
 
@@ -505,7 +504,6 @@ async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, sh
 
 
 # What takes long does not keep leases from their renewals, nor one caller's requests those of others.
-
 
 LOCK = 4711
 SLOW = f"""

@@ -42,7 +42,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # `Prefer: respond-async`: what is queued, what is answered, and what is refused before that.
 
-
 ASYNC = "respond-async"
 
 
@@ -165,7 +164,6 @@ async def test_writes_are_queued_while_the_database_is_down(
 
 
 # The page of a queued write: what became of it, asked for, waited for, streamed. The tests record the results.
-
 
 PAID = '{"order_id":"a","status":"paid"}'
 APPLIED = Recorded('{"verb":"patch","mark":7}', PAID)
@@ -407,7 +405,6 @@ async def test_who_hangs_up_does_not_wait_any_more(queued_shop: Queued) -> None:
 
 # Messages of callers that come when their record is forgotten.
 
-
 __all__ = ["stage"]
 
 
@@ -564,7 +561,6 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
 
 
 # A table that was protected with a queue takes all its writes there, and nothing else.
-
 
 SQL = """
 CREATE TABLE IF NOT EXISTS public.coded (code varchar(3) PRIMARY KEY, n integer);

@@ -361,7 +361,6 @@ async def test_one_callers_writes_that_wait_leave_a_consumer_room_for_others(sta
 
 # Queued writes of callers with a role: what comes before their statements, the name of the row and the place.
 
-
 __all__ = ["stage"]
 
 

@@ -29,7 +29,6 @@ from fencepost.testing.servers.processes import PATIENCE, descendants, eventuall
 
 # docs/recipes/payments-without-locks.md runs as it stands; the provider is a stand-in that loses answers.
 
-
 PAGE = DOCS / "recipes" / "payments-without-locks.md"
 PAYMENT = ("pay-7", "order-123", Decimal("42.50"))
 
@@ -134,7 +133,6 @@ def test_workers_take_one_each_and_a_dead_workers_is_free_again(shop: "psycopg.C
 
 # docs/recipes/redis-dedupe-and-fence.md runs as it stands, on a real Redis and the gateway.
 
-
 REDIS_PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")
 _END = "-- the end of a command"
@@ -196,7 +194,6 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
 
 
 # Machines that run a recipe's `fencepost lock` line: a PATH with a psql that can be held up before it writes.
-
 
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
 _PSQL = """#!/bin/sh
@@ -284,7 +281,6 @@ class Machines:
 
 # docs/recipes/one-active-worker.md runs as it stands: one works, and another takes over.
 
-
 WORKER_PAGE = DOCS / "recipes" / "one-active-worker.md"
 
 
@@ -358,7 +354,6 @@ async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has
 
 
 # docs/recipes/cron-on-two-machines.md runs as it stands, and the pause that it describes happens.
-
 
 CRON_PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
 OLD, NEW = Decimal("19.90"), Decimal("62.40")

@@ -328,7 +328,6 @@ async def test_a_way_to_write_sees_it(
 
 # Queued writes: judged when they come in, and again when they are applied, but for their end.
 
-
 ASYNC = "respond-async"
 
 
@@ -555,7 +554,6 @@ def test_a_gateway_does_not_start_with_keys_that_it_cannot_read(tmp_path: Path) 
 
 
 # Callers that have a role: the seal is compared in the middle of statements that the role runs.
-
 
 WEB, NARROW, NOBODY = "sealed_web", "sealed_narrow", "sealed_nobody"
 GRANTS = f"""

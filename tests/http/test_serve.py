@@ -30,7 +30,6 @@ from fencepost.testing.servers.processes import PATIENCE, alive, descendants, ev
 
 # `fencepost serve` as a process: what it starts, and what it leaves behind however it ends.
 
-
 ORDER = "/v1/data/orders/order-123"
 
 
@@ -338,7 +337,6 @@ def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Pat
 
 
 # Several workers: each gets its share of the connections, whatever happens to the others.
-
 
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -20,7 +20,6 @@ from fencepost.testing.servers.processes import free_port
 
 # Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared.
 
-
 ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}"
 

@@ -32,7 +32,6 @@ from fencepost.testing.servers.processes import eventually
 
 # The migrations: up, down, up; the same as SQL; and nothing outside of the schema fencepost.
 
-
 # What may never change by a migration of ours: everything outside of the schema fencepost.
 OTHERS = """
 SELECT 'class ' || c.relkind::text || ' ' || c.oid::regclass::text
@@ -170,7 +169,6 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
 # of Fencepost made gets the changes of the later revisions. What an earlier version made is kept in
 # tests/migration/released, one file a revision: the output of its `fencepost migrate --sql`.
 
-
 Empty = Callable[[], Awaitable[str]]
 _numbers = itertools.count(1)
 
@@ -282,7 +280,6 @@ async def test_any_change_by_hand_is_seen(connect: Connect) -> None:
 
 # What versions N and N+1 of Fencepost promise each other: this version on a schema with a revision more, and on one
 # with a revision less, as during a rolling upgrade.
-
 
 Become = Callable[[str], AbstractContextManager[None]]
 

@@ -51,7 +51,6 @@ def test_the_large_sizes_have_scenes_only() -> None:
 
 # docs/model.md is what the model says, and the model's rules are those of docs/rules.md. This needs no SPIN.
 
-
 ROOT = Path(__file__).parents[2]
 TEXT = PAGE.read_text("utf-8")
 SECTION = re.compile(r"^## R([0-9]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)

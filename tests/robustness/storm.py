@@ -262,7 +262,6 @@ async def _judge_the_end(
 # not rise by one. It shares no code with the product; of its interface it knows the table of marks, and the errors of
 # direct SQL.
 
-
 ACCOUNTS = (1, 2, 3)
 
 SCOPED_TABLES = """

@@ -45,7 +45,6 @@ pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 # has one effect, in the order of its resource. The oracle is a trigger's log in the database. Consumers that are
 # killed or paused: queues/test_queues.py.
 
-
 RESOURCES = 40
 
 

@@ -156,7 +156,6 @@ async def judge(connection: Connection, writers: Writers) -> list[str]:
 # Each logical write is done exactly once when its writer gets a success, not at all when it is refused, and at most
 # once when its outcome is answered as unknown.
 
-
 CUTS = 500
 LANDED = 100
 WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.long("failovers")
 
 # Failover with a real primary and a real standby (R19): what a gateway lets through, and what an operator does.
 
-
 SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
 CREATE TABLE public.jobs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
@@ -358,7 +357,6 @@ async def test_a_server_that_crashed_and_came_back_needs_no_operator(bin_dir: Pa
 
 
 # Unknown outcomes where there is a standby (R15, R19): commits that were not waited for, a promotion in between.
-
 
 KEY = {"Idempotency-Key": "k1"}
 

@@ -50,7 +50,6 @@ pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or 
 # Locks over several gateways, HTTP and all, of which one is killed, or whose PostgreSQL restarts.
 # The gateway that is killed is a process of its own.
 
-
 WAIT = 300_000
 
 
@@ -81,7 +80,6 @@ async def waiting(observer: Connection) -> list[str]:
 
 
 # Two gateways on one database
-
 
 # Gateways and a PostgreSQL that go away
 
@@ -168,7 +166,6 @@ async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
 
 
 # Tokens rise (R9): random schedules of all that can happen to a lock, and a history that is checked afterwards.
-
 
 EXPIRE_ANY = """
 UPDATE fencepost.leases SET expires_at = least(expires_at, clock_timestamp() - $1 * interval '1 s')

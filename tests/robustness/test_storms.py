@@ -101,7 +101,6 @@ async def test_the_oracle_sees_a_fence_that_lets_a_stale_insert_pass(
 
 # Many holders over few scopes of several tables, through two gateways and past them; some of them paused.
 
-
 HOLDERS = 8
 SCOPES_WITHIN = 2 * PATIENCE  # seconds
 

@@ -20,7 +20,6 @@ from fencepost.testing.servers.processes import eventually
 
 # The lease API over every lock service: the same answers as over the built-in source, with tokens that are fenced.
 
-
 ROW = "orders/k"
 _numbers = itertools.count(1)
 
@@ -168,7 +167,6 @@ async def test_a_service_that_is_away_does_not_stop_writes(api: Api, bench: Benc
 
 # A 410 says what ended the lease, and when.
 
-
 BREAK_GLASS = "SET fencepost.break_glass = 'it is gone'; SELECT fencepost.force_release"
 
 
@@ -230,7 +228,6 @@ async def test_a_name_that_the_lock_service_cannot_have_is_the_callers_error(dat
 
 
 # Locks that are taken past Fencepost: the holder presents the service's own number (`protect --verify`, R12).
-
 
 NAME = "lock_service"
 

@@ -33,7 +33,6 @@ from fencepost.testing.servers.server import made_once
 
 # examples/orders: its test finds the bug each time, and passes with the fix.
 
-
 ORDERS = Path(__file__).parents[2] / "examples" / "orders"
 TIMES = 2
 AGAIN = f"""
@@ -69,7 +68,6 @@ def test_with_the_fix_the_same_test_passes_each_time(orders: Path) -> None:
 
 
 # examples/producer on a real broker: producers that know nothing of Fencepost but docs/queue-messages.md.
-
 
 PRODUCERS = Path(__file__).parents[2] / "examples" / "producer"
 PARTITIONS = 5
@@ -161,7 +159,6 @@ def taken(brokers: str, topic: str, count: int) -> list[tuple[Message, int]]:
 
 # Each block of docs/testing.md runs, or is the text of a file of examples/orders.
 
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text("utf-8")
 COPIED = re.compile(r"<!-- from: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
@@ -190,7 +187,6 @@ def test_what_is_from_the_example_service_is_as_it_is_there() -> None:
 # The checker and Porcupine come to the same verdict (tests/porcupine has the program and its models).
 # Porcupine is a checker by other people, in Go, which knows a register only by a function of one step. The program is
 # built once, into a cache, by the first test that needs it.
-
 
 SOURCES = Path(__file__).parents[1] / "porcupine"
 

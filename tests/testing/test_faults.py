@@ -56,7 +56,6 @@ from fencepost.testing.servers.server import ServerError
 
 # Connections that are cut before and after a commit: on the gateway's side and on the database's.
 
-
 UPDATE = "UPDATE plain SET status = %s WHERE order_id = '7'"
 
 
@@ -394,7 +393,6 @@ def test_a_connection_that_a_partition_keeps_waiting_ends_with_its_link(echo: Ec
 
 # Signals to a process and all below it.
 
-
 FAMILY = """
 import subprocess, sys, threading
 child = "import threading; threading.Event().wait()"
@@ -500,7 +498,6 @@ def test_the_harness_does_not_stop_itself() -> None:
 
 
 # A paused gateway, a killed one, and a clock that steps.
-
 
 CLOCK = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
 

@@ -33,7 +33,6 @@ from fencepost.testing.servers.server import ServerError, made_once
 
 # The pytest plugin, in projects of their own: pytest runs as a process in each, with real servers.
 
-
 LONG = pytest.mark.long("projects that use the plugin")
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -229,7 +228,6 @@ def test_room_is_made_before_it_is_looked_for(tmp_path: Path, monkeypatch: pytes
 
 
 # --fencepost-url: a gateway that runs elsewhere; and what is no gateway.
-
 
 TABLES = """
 def test_a_table_is_made_and_used(fenced_table, fencepost_client):

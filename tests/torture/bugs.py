@@ -213,7 +213,6 @@ FAILOVERS: Final = Setting(
 
 # All planted bugs: what is broken, and which model of the checker has to find it in which run.
 
-
 # Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting).
 
 JUDGE_DELETE: Final = "fencepost.judge_delete(text, text, bigint, text, xid)"

@@ -230,7 +230,6 @@ def test_a_primary_keeps_its_shared_memory_in_the_data_directory_which_is_remove
 
 # Each workload, bounded: seconds, with the faults that need no process to start again.
 
-
 FAULTS = "pause-holder,kill-holder,cut-after-commit,cut-before-commit,partition-client,delay-database"
 
 
@@ -282,7 +281,6 @@ def test_the_control_without_a_fence_loses_what_it_has_acknowledged(database: st
 # A holder that is paused beyond its lease believes that it holds the lock, while another one does. So mutual
 # exclusion, as the plain mutex model has it, does not hold by itself; that the next holder's token is higher does.
 
-
 WITHIN = 2 * PATIENCE  # seconds: the lease of the slowest source, on a busy machine
 
 
@@ -324,7 +322,6 @@ def test_two_believe_that_they_hold_the_lock_and_the_later_one_has_the_higher_to
 # A holder is stopped between its reading and its writing until its lease has passed on and the next holder has
 # written: step by step, and so in every run. With a fence nothing is lost. Under the lock alone, which is the control,
 # the member of the next holder is.
-
 
 PAUSED, NEXT = 0, 1
 

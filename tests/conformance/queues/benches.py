@@ -66,7 +66,6 @@ class QueueBench(Harmed, Protocol):
 
 # Kafka: one broker, topics of one replica.
 
-
 SESSION_S = 10
 _QUERY = f"session.timeout.ms={SESSION_S}000&heartbeat.interval.ms=300&delivery.timeout.ms=5000"
 """Short times, so that a test of a dead member takes seconds: but a session outlasts a handover by who closes."""
@@ -182,7 +181,6 @@ def running_kafka(directory: Path) -> Iterator[KafkaBench]:
 
 # A Kafka broker that takes TLS with a user and a password only.
 
-
 PASSWORD = "s3cr&t#1 +%"
 """Has what a URL has to escape."""
 LOGIN = "org.apache.kafka.common.security"
@@ -259,7 +257,6 @@ def secured_broker(directory: Path) -> Iterator[Secured]:
 
 
 # A Kafka topic that is consumed as `fencepost consume` does it, into a table of a real PostgreSQL with an oracle.
-
 
 WITHIN = 3 * PATIENCE
 
@@ -373,7 +370,6 @@ async def consumed_topic(cluster: Kafka, topic: str, owner: Connection, database
 
 
 # One PostgreSQL; each log is the one of a database of its own, with as many partitions as the test wants.
-
 
 TEMPLATE = "queue_template"
 MADE_AGAIN = """

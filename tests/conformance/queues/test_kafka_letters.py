@@ -138,7 +138,6 @@ async def test_a_read_goes_on_from_where_one_that_failed_had_got_to(one_broker: 
 
 # Dead letters of messages that are nearly as large as their topic takes: a letter is larger than its message.
 
-
 Opened = Callable[[str], AbstractAsyncContextManager[ConsumedTopic]]
 LIMIT: Final = 200_000
 NOISE: Final = random.Random(17).randbytes(3_000_000)

@@ -132,7 +132,6 @@ async def test_a_file_of_authorities_that_is_not_there_is_named_at_the_start(sec
 # A Kafka topic that was deleted and made again with as many partitions, on a real broker, with a position of the old
 # one: a member may commit it when the new one is there.
 
-
 WAITING = 3
 """How many messages wait in the new topic; in the old one, of which no number is known, one was decided."""
 

@@ -295,7 +295,6 @@ async def test_what_the_logs_settings_may_lose_is_said_in_sentences(log: Log) ->
 
 # Who takes from a log, on each one's real server: what members share, and what becomes of one that leaves or dies.
 
-
 Start = Callable[[str], Awaitable[MemberProcess]]
 
 

@@ -29,7 +29,6 @@ from fencepost.testing.servers.server import Server
 
 # A Redis of this file's own, emptied before each test, and queues in it.
 
-
 Opened = Callable[[str], RedisLog]
 QUEUE = "fencepost:{orders}"
 
@@ -484,7 +483,6 @@ async def test_what_is_no_dead_letter_can_be_dropped(port: int, log: RedisLog, c
 
 
 # Who takes from a partition, and in which order the next one gets what was not done.
-
 
 OWNER = f"{QUEUE}:0:owner"
 

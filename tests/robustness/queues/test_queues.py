@@ -41,7 +41,6 @@ from fencepost.testing.servers.server import Server
 # its row.
 # FENCEPOST_STORM_MESSAGES=100000 makes it a long run, FENCEPOST_STORM_SEED repeats one.
 
-
 CHANGES = 8
 """How often a consumer leaves or comes during a storm."""
 
@@ -86,7 +85,6 @@ async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_ord
 # acknowledged submission has one effect, in the order of its row, and what was refused has none. Where the log has
 # three servers, the two others go on to acknowledge while one is away.
 # FENCEPOST_STORM_MESSAGES=100000 makes it a long run, FENCEPOST_STORM_SEED repeats one.
-
 
 KILLS = 6
 """How many servers are killed in a storm of the usual size; each is away for up to a second."""
@@ -180,7 +178,6 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
 # Two processes with the same --member, by mistake: nothing is applied twice or lost, and one of them says why it does
 # not consume.
 
-
 MEMBER = "worker-1"
 
 
@@ -231,7 +228,6 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
 
 # A consumer is stopped (SIGSTOP) with messages in hand until another has its partitions and has applied them, and then
 # goes on: nothing is applied twice. A consumer without fence and record, in the same place, applies twice.
-
 
 KEY = "k0"
 HELD = 450
@@ -455,7 +451,6 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
 
 
 # The oracle of the storms of queues sees what they look for.
-
 
 SUBMITTED = (
     Submission("w", "k0", "a", "acknowledged", offset=4),

@@ -35,7 +35,6 @@ from fencepost.testing.servers.server import ChildProcess, Server
 # Its trigger draws a number while the row is locked, so the numbers order the effects of a row. The oracle shares no
 # code with the product; of its interface it knows what a token is made of (R12), and the column with a row's mark.
 
-
 ROWS = 64
 KEYS = tuple(f"k{number}" for number in range(ROWS))
 
@@ -154,7 +153,6 @@ def _first_difference(meant: Sequence[str], seen: Sequence[str]) -> str:
 
 
 # Writers that submit to a gateway over HTTP, each write with a tag of its own, and note what they were answered.
-
 
 PRODUCERS = 8
 ANSWERED_WITHIN = PATIENCE  # seconds
@@ -281,7 +279,6 @@ class Submitters:
 
 # The servers of a queue's log, each of which can be killed.
 
-
 PARTITIONS = 6
 THREE = "kafka-three"
 """Kafka with three brokers, of which any two serve."""
@@ -367,7 +364,6 @@ async def _kafka(kafka: Kafka) -> LogServers:
 
 
 # A gateway, consumers, and the queue between them, each a process that can be paused, killed and started again.
-
 
 SETTLES_WITHIN = 2 * PATIENCE
 """Seconds in which what waits in the queue is applied after a storm."""
