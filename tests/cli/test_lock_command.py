@@ -197,14 +197,10 @@ async def test_mint_prints_fresh_tokens_that_are_good_for_writes(
 
 async def test_mint_fails_with_the_exit_codes_of_lock_and_prints_no_token(lock: StartLock, tmp_path: Path) -> None:
     cases = [
-        ("FENCEPOST_LEASE=999999 $MINT", 79),
-        ("FENCEPOST_LEASE=999999 $MINT --lost-exit-code 5", 5),
-        ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79),
-        ("FENCEPOST_URL=nowhere $MINT", 2),
-        ("$MINT 1001", 2),
-        ("$MINT --sealed", 2),
-        ("unset FENCEPOST_LEASE; $MINT", 2),
-    ]
+        ("FENCEPOST_LEASE=999999 $MINT", 79), ("FENCEPOST_LEASE=999999 $MINT --lost-exit-code 5", 5),
+        ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79), ("FENCEPOST_URL=nowhere $MINT", 2),
+        ("$MINT 1001", 2), ("$MINT --sealed", 2), ("unset FENCEPOST_LEASE; $MINT", 2),
+    ]  # fmt: skip
     running = lock("a", "sh", "-c", "; ".join(f"({script}); echo $? >> codes" for script, _ in cases))
     assert await running.ended() == 0
     assert await written(tmp_path / "codes") == [str(code) for _, code in cases]

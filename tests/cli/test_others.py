@@ -155,13 +155,10 @@ def test_bad_usage_is_refused(arguments: tuple[str, ...]) -> None:
 # `fencepost batch`: a file of lines, what was refused of it, and going on where it stopped.
 
 LINES: list[object] = [
-    {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},
-    b"\n",
-    b"no JSON\n",
-    b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n',
-    {**patch_line("order-123", 1, note="stale")},
+    {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"}, b"\n", b"no JSON\n",
+    b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n', {**patch_line("order-123", 1, note="stale")},
     {"claim": "orders/order-125", "token": 1004},
-]
+]  # fmt: skip
 
 
 def run(url: str, *arguments: str, stdin: bytes = b"") -> tuple[int, list[dict[str, Any]], str]:

@@ -320,14 +320,9 @@ async def test_a_laptop_that_slept_past_the_ttl_writes_nothing_when_it_wakes(gat
     script = Path(__file__).with_name("time_namespace.py")
     found = await run(sys.executable, str(script), gateway_url, "3600")
     assert found == {
-        "monotonic_jumped": 0,
-        "boottime_jumped": 3600,
-        "trusted_before": True,
-        "trusted": False,
-        "write": "expired",
-        "lost": "expired",
-        "status": "paid",
-    }
+        "monotonic_jumped": 0, "boottime_jumped": 3600, "trusted_before": True, "trusted": False, "write": "expired",
+        "lost": "expired", "status": "paid",
+    }  # fmt: skip
 
 
 # Cancellation: of bodies whose lease is lost, of waiters, and of everything at any moment.

@@ -517,11 +517,7 @@ def running_kubernetes(directory: Path) -> Iterator[KubernetesBench]:
 
 
 BENCHES: dict[str, Callable[[Path], AbstractContextManager[Bench]]] = {
-    "redis": running_redis,
-    "redlock": running_redlock,
-    "etcd": running_etcd,
-    "zookeeper": running_zookeeper,
-    "advisory": running_advisory,
-    "kubernetes": running_kubernetes,
-}
+    "redis": running_redis, "redlock": running_redlock, "etcd": running_etcd, "zookeeper": running_zookeeper,
+    "advisory": running_advisory, "kubernetes": running_kubernetes,
+}  # fmt: skip
 """The sources that are checked, and what runs the service of each in a directory."""

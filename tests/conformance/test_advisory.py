@@ -299,16 +299,10 @@ async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
     numbers: AdvisorySource, other_program: Connection
 ) -> None:
     calls = {
-        "12345": "12345",
-        "-5": "-5",
-        "9223372036854775807": "9223372036854775807",
-        "-9223372036854775808": "-9223372036854775808",
-        "7,42": "7, 42",
-        "-7,-2147483648": "-7, '-2147483648'::int",
-        "0,42": "0, 42",
-        str(2**32 + 42): str(2**32 + 42),
-        "42": "42",
-    }
+        "12345": "12345", "-5": "-5", "9223372036854775807": "9223372036854775807",
+        "-9223372036854775808": "-9223372036854775808", "7,42": "7, 42", "-7,-2147483648": "-7, '-2147483648'::int",
+        "0,42": "0, 42", str(2**32 + 42): str(2**32 + 42), "42": "42",
+    }  # fmt: skip
     grants = {lock: await taking(numbers, lock) for lock in calls}
     for lock, key in calls.items():
         grant = grants[lock]
@@ -320,20 +314,10 @@ async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
         assert isinstance(await taking(numbers, lock), Holder)
     no_keys = [
         *(
-            "orders/1",
-            "9223372036854775808",
-            "07",
-            "-0",
-            "1,2,3",
-            "1, 2",
-            "1,2147483648",
-            "+1",
-            "1_0",
-            "\u0661",
-            "",
+            "orders/1", "9223372036854775808", "07", "-0", "1,2,3", "1, 2", "1,2147483648", "+1", "1_0", "\u0661", "",
             "1\n",
         )
-    ]
+    ]  # fmt: skip
     for lock in no_keys:
         with pytest.raises(SourceError, match="is no number") as error:
             await taking(numbers, lock)

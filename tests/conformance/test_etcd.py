@@ -96,14 +96,10 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
         before = await granted(source, "a/b", ttl_ms=60_000)  # the server asks for no password yet
         # Make a user who may touch the locks and nothing else, and ask for passwords from now on.
         for command in (
-            "user add root:root",
-            "user grant-role root root",
-            "role add locks",
-            "role grant-permission locks --prefix=true readwrite fencepost/",
-            "user add gate:secret",
-            "user grant-role gate locks",
-            "auth enable",
-        ):
+            "user add root:root", "user grant-role root root", "role add locks",
+            "role grant-permission locks --prefix=true readwrite fencepost/", "user add gate:secret",
+            "user grant-role gate locks", "auth enable",
+        ):  # fmt: skip
             await bench.ctl(*command.split())
         assert await source.renew("a/b", before.handle, 60_000) is True
         api.forget()

@@ -76,19 +76,13 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
 
     async with connection_to(target) as restored:
         for number, statement, refusal in (
-            (None, "UPDATE orders SET status = 'x'", "FP428"),
-            (39, "UPDATE orders SET status = 'x'", "FP409"),
-            (40, "DELETE FROM orders", "FP409"),
-            (41, "INSERT INTO orders VALUES ('gone')", "FP409"),
-            (41, "UPDATE items SET label = 'x'", "FP409"),
-            (43, "UPDATE hues SET n = 2", "FP409"),
-            (44, "UPDATE parts SET n = 2", "FP409"),
-            (45, "TRUNCATE parts_eu", "FP428"),
-            (token, "UPDATE issued SET n = 1", "FP409"),
-            (token + 1, "UPDATE issued SET n = 1", "FP018"),
-            (50, "UPDATE orders SET status = 'new'", ""),
-            (50, "UPDATE items SET label = 'new'", ""),
-        ):
+            (None, "UPDATE orders SET status = 'x'", "FP428"), (39, "UPDATE orders SET status = 'x'", "FP409"),
+            (40, "DELETE FROM orders", "FP409"), (41, "INSERT INTO orders VALUES ('gone')", "FP409"),
+            (41, "UPDATE items SET label = 'x'", "FP409"), (43, "UPDATE hues SET n = 2", "FP409"),
+            (44, "UPDATE parts SET n = 2", "FP409"), (45, "TRUNCATE parts_eu", "FP428"),
+            (token, "UPDATE issued SET n = 1", "FP409"), (token + 1, "UPDATE issued SET n = 1", "FP018"),
+            (50, "UPDATE orders SET status = 'new'", ""), (50, "UPDATE items SET label = 'new'", ""),
+        ):  # fmt: skip
             assert await write(restored, number, statement) == refusal, statement
         assert await restored.fetchval("SELECT nextval('fencepost.tokens')") == token + 1
 

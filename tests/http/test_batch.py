@@ -94,15 +94,12 @@ async def test_a_verdict_is_the_answer_of_a_request(gateway_url: str) -> None:
     made = {"order_id": "a b", "status": "new", "amount": 1.10}
     once = patch_line("order-123", 1002, 'a "key"', status="paid")
     lines: list[object] = [
-        {"method": "POST", "path": "orders?select=order_id", "token": "1001", "body": made},
-        b" \t\r\n",
-        once,
-        {**once, "token": 1003},
-        {**once, "token": 1001, "idempotency_key": "another"},
+        {"method": "POST", "path": "orders?select=order_id", "token": "1001", "body": made}, b" \t\r\n", once,
+        {**once, "token": 1003}, {**once, "token": 1001, "idempotency_key": "another"},
         {"claim": "orders/order-125", "token": 1004},
         {"method": "PATCH", "path": "orders?order_id=eq.order-124", "token": 1005, "body": {"note": "x"}},
         b'{"method": "DELETE", "path": "orders/a%20b", "token": 1006, "prefer": "return=minimal"}',
-    ]
+    ]  # fmt: skip
     post, patched, replayed, stale, claimed, filtered, deleted = await batch(gateway_url, lines)
     assert post == {
         "number": 1, "status": 201, "mark": "1001", "location": "/v1/data/orders/a%20b", "body": [{"order_id": "a b"}],

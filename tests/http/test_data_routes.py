@@ -337,16 +337,9 @@ async def test_a_fence_shows_mark_rule_source_and_story(api: Api, shop: Shop) ->
     key = shop.key()
     never = await api.ask("GET", f"fences?resource=orders/{key}")
     assert never.json() == {
-        "resource": f"orders/{key}",
-        "mark": "0",
-        "rule": "strict",
-        "source": "external",
-        "sealed": False,
-        "max_token": "4611686018427387903",
-        "max_jump": None,
-        "row_exists": False,
-        "story": [],
-    }
+        "resource": f"orders/{key}", "mark": "0", "rule": "strict", "source": "external", "sealed": False,
+        "max_token": "4611686018427387903", "max_jump": None, "row_exists": False, "story": [],
+    }  # fmt: skip
     await api.ask("PUT", f"data/orders/{key}", {}, token=5)
     made = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
     assert (made["mark"], made["row_exists"], [e["event"] for e in made["story"]]) == ("5", True, ["created"])
@@ -369,14 +362,11 @@ async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> 
         key = (await shop.order(mark=1)).encode()
         claim = b'{"resource": "orders/%s"}' % key
         for method, path, body in (
-            ("PATCH", b"/v1/data/orders/" + key, b"{}"),
-            ("PUT", b"/v1/data/orders/" + key, b"{}"),
-            ("DELETE", b"/v1/data/orders/" + key, b""),
-            ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
+            ("PATCH", b"/v1/data/orders/" + key, b"{}"), ("PUT", b"/v1/data/orders/" + key, b"{}"),
+            ("DELETE", b"/v1/data/orders/" + key, b""), ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
             ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
-            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
-            ("POST", b"/v1/claims", claim),
-        ):
+            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""), ("POST", b"/v1/claims", claim),
+        ):  # fmt: skip
             answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
             if "the parser stopped in it" in answer.json()["detail"]:
                 assert (answer.status, answer.json()["code"]) == (400, "FP016"), token
@@ -409,15 +399,11 @@ async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Sho
     key = await shop.order()
     for name in (key, "nobody"):
         for method, path, body in (
-            ("PATCH", f"data/orders/{name}", {}),
-            ("PUT", f"data/orders/{name}", {}),
-            ("DELETE", f"data/orders/{name}", None),
-            ("POST", "data/orders", {"order_id": name}),
-            ("PATCH", "data/orders", [{"order_id": name}]),
-            ("PATCH", f"data/orders?order_id=eq.{name}", {}),
-            ("DELETE", f"data/orders?order_id=eq.{name}", None),
-            ("POST", "claims", {"resource": f"orders/{name}"}),
-        ):
+            ("PATCH", f"data/orders/{name}", {}), ("PUT", f"data/orders/{name}", {}),
+            ("DELETE", f"data/orders/{name}", None), ("POST", "data/orders", {"order_id": name}),
+            ("PATCH", "data/orders", [{"order_id": name}]), ("PATCH", f"data/orders?order_id=eq.{name}", {}),
+            ("DELETE", f"data/orders?order_id=eq.{name}", None), ("POST", "claims", {"resource": f"orders/{name}"}),
+        ):  # fmt: skip
             answer = await api.ask(method, path, body)
             assert code(answer) == (428, "FP003"), (method, path)
             assert answer.json()["type"] == "/problems/token-required", (method, path)
@@ -655,16 +641,12 @@ async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop) -> None:
 async def test_other_methods_are_405_with_allow(api: Api) -> None:
     for path, allowed, refused in (
         ("data/orders", "GET, HEAD, POST, PATCH, DELETE", ("PUT", "OPTIONS", "PROPFIND")),
-        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE")),
-        ("claims", "POST", ("GET", "DELETE")),
-        ("fences", "GET", ("POST",)),
-        ("leases", "POST", ("GET", "PUT")),
-        ("leases/1", "GET, HEAD, DELETE", ("PUT", "POST")),
-        ("leases/1/renew", "POST", ("GET",)),
-        ("leases/1/tokens", "POST", ("DELETE",)),
-        ("locks", "GET", ("POST",)),
+        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE")), ("claims", "POST", ("GET", "DELETE")),
+        ("fences", "GET", ("POST",)), ("leases", "POST", ("GET", "PUT")),
+        ("leases/1", "GET, HEAD, DELETE", ("PUT", "POST")), ("leases/1/renew", "POST", ("GET",)),
+        ("leases/1/tokens", "POST", ("DELETE",)), ("locks", "GET", ("POST",)),
         ("writes/postgres:default.0.0", "GET", ("DELETE",)),
-    ):
+    ):  # fmt: skip
         for method in refused:
             answer = await api.http.request(method, f"/v1/{path}")
             await api.check(answer)
@@ -737,14 +719,10 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
         assert (await api.http.get("/healthz")).status_code == 200
         assert (await api.http.get("/metrics")).status_code == 200
         for method, path, body in (
-            ("GET", f"data/orders/{key}", None),
-            ("GET", "data/orders", None),
-            ("PATCH", f"data/orders/{key}", {}),
-            ("POST", "data/orders", {"order_id": shop.key()}),
-            ("POST", "claims", {"resource": f"orders/{key}"}),
-            ("GET", f"fences?resource=orders/{key}", None),
-            ("GET", "data/nowhere", None),
-        ):
+            ("GET", f"data/orders/{key}", None), ("GET", "data/orders", None), ("PATCH", f"data/orders/{key}", {}),
+            ("POST", "data/orders", {"order_id": shop.key()}), ("POST", "claims", {"resource": f"orders/{key}"}),
+            ("GET", f"fences?resource=orders/{key}", None), ("GET", "data/nowhere", None),
+        ):  # fmt: skip
             answer = await api.ask(method, path, body, token=None if method == "GET" else 11)
             assert code(answer) == (503, "FP010"), (method, path)
             assert int(answer.headers["retry-after"]) >= 1, (method, path)

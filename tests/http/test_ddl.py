@@ -128,14 +128,10 @@ async def test_every_write_and_claim_goes_on(plans_gateway: httpx.AsyncClient, p
     assert made.status_code == 201, made.text
     await plans_owner.execute("SELECT setval('fencepost.tokens', 100)")
     writes: tuple[tuple[str, str, object], ...] = (
-        ("PATCH", "data/t/1", {}),
-        ("PATCH", "data/t?id=eq.1", {}),
-        ("PUT", "data/t/1", {}),
-        ("PUT", "data/t/2", {}),
-        ("POST", "data/t", {"id": 3}),
-        ("POST", "claims", {"resource": "t/1"}),
+        ("PATCH", "data/t/1", {}), ("PATCH", "data/t?id=eq.1", {}), ("PUT", "data/t/1", {}), ("PUT", "data/t/2", {}),
+        ("POST", "data/t", {"id": 3}), ("POST", "claims", {"resource": "t/1"}),
         ("POST", "leases", {"lock": "l", "owner": "me", "ttl_ms": 10_000, "claim": ["t/1"]}),
-    )
+    )  # fmt: skip
     for token, (method, path, body) in enumerate(writes, 2):
         await plans_owner.execute(f"ALTER TABLE t ALTER COLUMN v TYPE {('int USING NULL', 'text')[token % 2 == 0]}")
         headers = {} if path == "leases" else {"X-Fence-Token": str(token)}
@@ -246,12 +242,9 @@ async def test_what_is_to_concern_one_row_writes_nothing_when_it_does_not(soft: 
     headers = {"X-Fence-Token": "5", "Accept": "application/vnd.pgrst.object+json"}
     async with in_process(database) as gateway:
         for method, path, body in (
-            ("PATCH", "soft?id=lt.9", {"n": 7}),
-            ("DELETE", "soft?id=lt.9", None),
-            ("PATCH", "soft?id=gt.9", {"n": 7}),
-            ("POST", "soft", [{"id": 3}, {"id": 4}]),
-            ("POST", "soft", []),
-        ):
+            ("PATCH", "soft?id=lt.9", {"n": 7}), ("DELETE", "soft?id=lt.9", None),
+            ("PATCH", "soft?id=gt.9", {"n": 7}), ("POST", "soft", [{"id": 3}, {"id": 4}]), ("POST", "soft", []),
+        ):  # fmt: skip
             answer = await gateway.request(method, f"/v1/data/{path}", headers=headers, json=body)
             assert code(answer) == (406, "FP021"), (method, path, body)
             assert await state(soft) == UNTOUCHED, (method, path, body)
@@ -462,16 +455,12 @@ async def health(ask: Asker, owner: Connection) -> None:
 async def are_in_the_way(owner: Connection) -> None:
     """Else the others would show nothing."""
     for sql in (
-        "SELECT 'a'::varchar = 'a'::varchar",
-        "SELECT 'a'::varchar LIKE 'a'::text",
-        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar",
-        "SELECT 'ok'::mood < 'ok'::mood",
-        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]",
-        "SELECT to_jsonb('a'::varchar)",
-        "SELECT unnest(ARRAY['a'])",
-        "SELECT count('a'::varchar)",
+        "SELECT 'a'::varchar = 'a'::varchar", "SELECT 'a'::varchar LIKE 'a'::text",
+        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar", "SELECT 'ok'::mood < 'ok'::mood",
+        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]", "SELECT to_jsonb('a'::varchar)",
+        "SELECT unnest(ARRAY['a'])", "SELECT count('a'::varchar)",
         "SELECT 'pg_class'::regclass = 'pg_class'::regclass",
-    ):
+    ):  # fmt: skip
         with pytest.raises(Exception, match="captured"):
             await owner.fetch(sql)
 

@@ -17,14 +17,10 @@ from fencepost.testing.servers.processes import eventually
 # A gateway, and the owner of its table, who changes it.
 
 EVERY_WRITE: list[tuple[str, str, object]] = [
-    ("PATCH", "data/t/1", {"v": "x"}),
-    ("PUT", "data/t/1", {"v": "x"}),
-    ("DELETE", "data/t/1", None),
-    ("POST", "data/t", {"v": "x"}),
-    ("PATCH", "data/t?v=eq.a", {"v": "x"}),
-    ("DELETE", "data/t?v=eq.a", None),
+    ("PATCH", "data/t/1", {"v": "x"}), ("PUT", "data/t/1", {"v": "x"}), ("DELETE", "data/t/1", None),
+    ("POST", "data/t", {"v": "x"}), ("PATCH", "data/t?v=eq.a", {"v": "x"}), ("DELETE", "data/t?v=eq.a", None),
     ("POST", "claims", {"resource": "t/1"}),
-]
+]  # fmt: skip
 
 
 @dataclass

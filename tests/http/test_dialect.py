@@ -151,17 +151,10 @@ DAYS = st.dates().map(str) | ENDS | st.sampled_from(["0044-03-15 BC", "4713-01-0
 INSTANTS = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat()) | ENDS
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
-    "text": TEXTS,
-    "varchar(20)": TEXTS,
-    "boolean": st.booleans(),
-    "bigint": st.integers(-(2**63), 2**63 - 1),
-    "numeric": NUMERICS,
-    "uuid": st.uuids().map(str),
-    "date": DAYS,
-    "timestamptz": INSTANTS,
-    "bytea": st.binary(max_size=20).map(lambda raw: "\\x" + raw.hex()),
-    "public.mood": st.sampled_from(MOODS),
-}
+    "text": TEXTS, "varchar(20)": TEXTS, "boolean": st.booleans(), "bigint": st.integers(-(2**63), 2**63 - 1),
+    "numeric": NUMERICS, "uuid": st.uuids().map(str), "date": DAYS, "timestamptz": INSTANTS,
+    "bytea": st.binary(max_size=20).map(lambda raw: "\\x" + raw.hex()), "public.mood": st.sampled_from(MOODS),
+}  # fmt: skip
 FEWER = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -206,14 +206,11 @@ async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
         await protect(connection, "numbered", requires_key=True)
         await eventually(lambda: _is_refused(api), what="the gateway having heard of it")
         for method, path, body in (
-            ("PATCH", "data/numbered/1", {"label": "x"}),
-            ("PUT", "data/numbered/1", {"label": "x"}),
-            ("DELETE", "data/numbered/1", None),
-            ("POST", "data/numbered", {"id": 1}),
-            ("PATCH", "data/numbered?id=eq.1", {"label": "x"}),
-            ("DELETE", "data/numbered?id=eq.1", None),
+            ("PATCH", "data/numbered/1", {"label": "x"}), ("PUT", "data/numbered/1", {"label": "x"}),
+            ("DELETE", "data/numbered/1", None), ("POST", "data/numbered", {"id": 1}),
+            ("PATCH", "data/numbered?id=eq.1", {"label": "x"}), ("DELETE", "data/numbered?id=eq.1", None),
             ("POST", "claims", {"resource": "numbered/1"}),
-        ):
+        ):  # fmt: skip
             answer = await api.ask(method, path, body, token=20)
             assert code(answer) == (400, "FP016"), (method, path)
             assert "Idempotency-Key" in answer.json()["detail"], (method, path)

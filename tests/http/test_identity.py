@@ -55,29 +55,17 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 # Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs.
 
 ROUTES = [
-    ("GET", "/v1/data/orders", "read"),
-    ("GET", "/v1/data/orders/order-123", "read"),
-    ("HEAD", "/v1/data/orders", "read"),
-    ("POST", "/v1/data/orders", "write"),
-    ("PATCH", "/v1/data/orders/order-123", "write"),
-    ("PUT", "/v1/data/orders/order-123", "write"),
-    ("DELETE", "/v1/data/orders/order-123", "write"),
-    ("GET", "/v1/fences?resource=orders/order-123", "read"),
-    ("POST", "/v1/claims", "write"),
-    ("POST", "/v1/batch", "write"),
-    ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"),
-    ("POST", "/v1/leases", "lock"),
-    ("DELETE", "/v1/leases", "lock"),
-    ("GET", "/v1/leases/1", "lock"),
-    ("POST", "/v1/leases/1/renew", "lock"),
-    ("POST", "/v1/leases/1/tokens", "lock"),
-    ("DELETE", "/v1/leases/1", "lock"),
-    ("GET", "/v1/locks", "lock"),
-    ("GET", "/v1/locks/x", "lock"),
-    ("GET", "/v1/elections", "lock"),
-    ("GET", "/v1/elections/x", "lock"),
+    ("GET", "/v1/data/orders", "read"), ("GET", "/v1/data/orders/order-123", "read"),
+    ("HEAD", "/v1/data/orders", "read"), ("POST", "/v1/data/orders", "write"),
+    ("PATCH", "/v1/data/orders/order-123", "write"), ("PUT", "/v1/data/orders/order-123", "write"),
+    ("DELETE", "/v1/data/orders/order-123", "write"), ("GET", "/v1/fences?resource=orders/order-123", "read"),
+    ("POST", "/v1/claims", "write"), ("POST", "/v1/batch", "write"),
+    ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"), ("POST", "/v1/leases", "lock"),
+    ("DELETE", "/v1/leases", "lock"), ("GET", "/v1/leases/1", "lock"), ("POST", "/v1/leases/1/renew", "lock"),
+    ("POST", "/v1/leases/1/tokens", "lock"), ("DELETE", "/v1/leases/1", "lock"), ("GET", "/v1/locks", "lock"),
+    ("GET", "/v1/locks/x", "lock"), ("GET", "/v1/elections", "lock"), ("GET", "/v1/elections/x", "lock"),
     ("GET", "/v1/elections/events?names=x", "lock"),
-]
+]  # fmt: skip
 NAMED = ["/openapi.json", "/metrics", "/v1", "/v1/nothing", "/nothing", "/healthz/", "/v1/data", "/docs/x"]
 OPEN = ["/healthz", "/docs", "/docs/assets/docs.js", "/problems", "/problems/stale-token", "/readyz", "/"]
 ALL = [*((method, path) for method, path, _ in ROUTES), *(("GET", path) for path in NAMED)]
@@ -114,12 +102,9 @@ async def test_a_request_without_a_token_is_401_on_every_route(api: Api) -> None
 
 async def test_a_path_that_is_spelled_another_way_is_not_open(api: Api) -> None:
     for path in (
-        b"/v1/data/../../healthz",
-        b"/v1/data/orders/..%2F..%2Fhealthz",
-        b"/healthz%2f..%2fmetrics",
-        b"/%2e/metrics",
+        b"/v1/data/../../healthz", b"/v1/data/orders/..%2F..%2Fhealthz", b"/healthz%2f..%2fmetrics", b"/%2e/metrics",
         b"//healthz",
-    ):
+    ):  # fmt: skip
         assert (await api.raw("GET", path)).status == 401, path
 
 
@@ -693,17 +678,13 @@ def ask_as(role: str, token: int = 40, **more: str) -> dict[str, str]:
 
 
 REQUESTS: dict[str, tuple[str, str, object]] = {
-    "GET row": ("GET", "/v1/data/orders/k", None),
-    "GET rows": ("GET", "/v1/data/orders", None),
-    "PATCH": ("PATCH", "/v1/data/orders/k", {"n": 1}),
-    "PATCH rows": ("PATCH", "/v1/data/orders?n=eq.0", {"n": 1}),
-    "PUT": ("PUT", "/v1/data/orders/k", {"n": 1}),
-    "POST": ("POST", "/v1/data/orders", {"order_id": "n"}),
-    "DELETE": ("DELETE", "/v1/data/orders/k", None),
-    "claim": ("POST", "/v1/claims", {"resource": "orders/k"}),
+    "GET row": ("GET", "/v1/data/orders/k", None), "GET rows": ("GET", "/v1/data/orders", None),
+    "PATCH": ("PATCH", "/v1/data/orders/k", {"n": 1}), "PATCH rows": ("PATCH", "/v1/data/orders?n=eq.0", {"n": 1}),
+    "PUT": ("PUT", "/v1/data/orders/k", {"n": 1}), "POST": ("POST", "/v1/data/orders", {"order_id": "n"}),
+    "DELETE": ("DELETE", "/v1/data/orders/k", None), "claim": ("POST", "/v1/claims", {"resource": "orders/k"}),
     "fences": ("GET", "/v1/fences?resource=orders/k", None),
     "lease": ("POST", "/v1/leases", {"locks": ["l"], "ttl_ms": 60000, "claim": ["orders/k"]}),
-}
+}  # fmt: skip
 
 
 LOCK = {"locks": ["l"], "ttl_ms": 60000}

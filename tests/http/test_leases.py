@@ -407,12 +407,9 @@ async def test_the_leader_is_the_holder_of_the_elections_lock_and_its_term_the_l
     answered = await election(http, "jobs/nightly")
     assert answered["leader"].pop("remaining_ms") <= 60_000
     assert answered["leader"] == {
-        "term": first["lease_id"],
-        "owner": "a",
-        "lease_id": first["lease_id"],
-        "since": first["granted_at"],
+        "term": first["lease_id"], "owner": "a", "lease_id": first["lease_id"], "since": first["granted_at"],
         "expires_at": first["expires_at"],
-    }
+    }  # fmt: skip
     await release(http, first)
     assert await election(http, "jobs/nightly") == without_leader
     second = await elected(http, "jobs/nightly", "b", claim=["orders/order-123"])
@@ -472,14 +469,8 @@ async def test_head_of_a_stream_ends_and_looks_at_no_token(http: httpx.AsyncClie
 
 async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
     queries = (
-        "",
-        "?name=",
-        "?name=a&name=b",
-        "?name=a&limit=1",
-        "?name=%00",
-        "?name=" + "x" * 504,
-        "?name=a&source=no",
-    )
+        "", "?name=", "?name=a&name=b", "?name=a&limit=1", "?name=%00", "?name=" + "x" * 504, "?name=a&source=no",
+    )  # fmt: skip
     for query in queries:
         for path in ("/v1/elections/events", "/v1/elections")[: 2 if query else 1]:
             answer = await http.get(f"{path}{query}")

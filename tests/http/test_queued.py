@@ -703,12 +703,9 @@ async def decided(api: Api, page: str) -> dict[str, Any]:
 async def test_the_result_is_what_the_same_write_is_answered_at_once(applied_api: Api, applying_shop: Shop) -> None:
     of_each_request = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
     for method, body, prefer in (
-        ("PATCH", {"note": "new"}, None),
-        ("PATCH", {"note": "new"}, "return=minimal"),
-        ("DELETE", None, None),
-        ("DELETE", None, "return=representation"),
-        ("PATCH", {"status": "bad"}, None),
-    ):
+        ("PATCH", {"note": "new"}, None), ("PATCH", {"note": "new"}, "return=minimal"), ("DELETE", None, None),
+        ("DELETE", None, "return=representation"), ("PATCH", {"status": "bad"}, None),
+    ):  # fmt: skip
         one, other = await applying_shop.order(mark=10), await applying_shop.order(mark=10)
         at_once = await applied_api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
         both = ", ".join(filter(None, ("respond-async", prefer)))

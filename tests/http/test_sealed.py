@@ -134,21 +134,14 @@ async def test_the_same_secret_gets_the_same_tokens_sealed_and_other_writes_are_
 
 async def test_what_writes_cannot_have_is_400_by_name(api: Api) -> None:
     for writes, said in (
-        ("orders/*", "array"),
-        (["orders/*", "orders/*"], "twice"),
-        (["*"], "stand before the *"),
-        (["orders"], "named table/key"),
-        ([1], "strings"),
-        (["orders/\n*"], "strings"),
-        (["orders/%zz"], "hexadecimal"),
-        (["orders/%z*"], "hexadecimal"),
-        (["numbered/1,2"], "the key of numbered has 1 value"),
-        (["transfers/1"], "account/{account}"),
-        (["transfers/*"], "account/{account}"),
-        (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
+        ("orders/*", "array"), (["orders/*", "orders/*"], "twice"), (["*"], "stand before the *"),
+        (["orders"], "named table/key"), ([1], "strings"), (["orders/\n*"], "strings"),
+        (["orders/%zz"], "hexadecimal"), (["orders/%z*"], "hexadecimal"),
+        (["numbered/1,2"], "the key of numbered has 1 value"), (["transfers/1"], "account/{account}"),
+        (["transfers/*"], "account/{account}"), (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
         (["priced/1e2000"], "1024 bytes as the database spells them"),
         ([f"orders/{n}" for n in range(33)], "at most 32"),
-    ):
+    ):  # fmt: skip
         answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": writes})
         assert code(answer) == (400, "FP016"), (writes, said)
         assert said in answer.json()["detail"], (writes, said)
@@ -299,21 +292,17 @@ def no_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutant", "name"),
     [
-        (nothing_is_compared_before, "patch"),
-        (nothing_is_compared_after, "post of one"),
-        (nothing_is_compared_after, "patch by filter"),
-        (nothing_is_compared_after, "claim of a scope"),
+        (nothing_is_compared_before, "patch"), (nothing_is_compared_after, "post of one"),
+        (nothing_is_compared_after, "patch by filter"), (nothing_is_compared_after, "claim of a scope"),
         (the_path_names_the_resource, "patch by the text in the lock"),
-        (rows_of_scopes_go_in_batches, "patch in a scope"),
-        (a_put_is_named_by_its_path, "put that a trigger moves"),
+        (rows_of_scopes_go_in_batches, "patch in a scope"), (a_put_is_named_by_its_path, "put that a trigger moves"),
         (a_post_is_named_by_nothing, "post that a trigger moves"),
         (rows_that_match_are_named_by_the_first, "patch by filter"),
         (cascades_are_not_looked_at, "delete that takes other rows"),
-        (cascades_are_not_looked_at, "delete that takes rows of a partition"),
-        (no_key_is_needed, "patch"),
+        (cascades_are_not_looked_at, "delete that takes rows of a partition"), (no_key_is_needed, "patch"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
-)
+)  # fmt: skip
 async def test_a_way_to_write_sees_it(
     shop: SealedShop, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None], name: str
 ) -> None:

@@ -181,13 +181,10 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert refusal.json()["found"]["system_identifier"] == refusal.json()["known"]["system_identifier"]
         assert "a standby was promoted" in refusal.json()["detail"]
         for answer in (
-            await put(http, "new", old.tokens[-1], "zombie"),
-            await claim(http, "orders/k", old.tokens[-1]),
-            await put(http, "j", 8, "eight", "jobs"),
-            await acquire(http, "successor"),
-            await old.renew(),
+            await put(http, "new", old.tokens[-1], "zombie"), await claim(http, "orders/k", old.tokens[-1]),
+            await put(http, "j", 8, "eight", "jobs"), await acquire(http, "successor"), await old.renew(),
             await old.mint(),
-        ):
+        ):  # fmt: skip
             assert code(answer) == REFUSED
         ready = await http.get("/readyz")
         assert ready.status_code == 503

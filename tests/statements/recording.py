@@ -26,15 +26,9 @@ _LINE = re.compile(
 _TOKEN = re.compile(r"\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|\(|\)| |[^ ()\"']+")
 _TRANSACTIONS = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
 _NOT_OF_REQUESTS = (
-    "pg_backend_pid",
-    "pg_settings",
-    "pg_terminate_backend",
-    "pg_stat_activity",
-    "LISTEN",
-    "pg_attribute",
-    "current_setting(wanted",
-    "transaction_read_only",
-)
+    "pg_backend_pid", "pg_settings", "pg_terminate_backend", "pg_stat_activity", "LISTEN", "pg_attribute",
+    "current_setting(wanted", "transaction_read_only",
+)  # fmt: skip
 """What connections are settled with, and the catalog is read by: not what a request sends."""
 
 

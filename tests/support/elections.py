@@ -85,17 +85,11 @@ class Contest:
     async def candidate(self, url: str, owner: str) -> Candidate:
         process = await asyncio.create_subprocess_exec(
             *(
-                sys.executable,
-                "-m",
-                "tests.support.election_leader",
-                url,
-                "scheduler",
-                self._source,
-                owner,
+                sys.executable, "-m", "tests.support.election_leader", url, "scheduler", self._source, owner,
                 str(self._ttl),
             ),
             stdout=asyncio.subprocess.PIPE,
-        )
+        )  # fmt: skip
         candidate = Candidate(process)
         self._stack.push_async_callback(candidate.kill)
         return candidate

@@ -194,15 +194,12 @@ def properties(certificate: Path) -> dict[str, str]:
     users = " ".join(f'user_{name}="{PASSWORD}"' for name in ("broker", "fencepost"))
     plain = f'{LOGIN}.plain.PlainLoginModule required username="broker" password="{PASSWORD}" {users};'
     return {
-        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS), "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": plain,
         "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(pair),
-        "ssl.truststore.type": "PEM",
+        "ssl.keystore.type": "PEM", "ssl.keystore.location": str(pair), "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificate),
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +233,11 @@ class Secured:
         """Connect as the broker's own user."""
         return AdminClient(
             {
-                "bootstrap.servers": self.cluster.bootstrap,
-                "security.protocol": "SASL_SSL",
-                "ssl.ca.location": str(self.authority),
-                "sasl.mechanism": "PLAIN",
-                "sasl.username": "broker",
+                "bootstrap.servers": self.cluster.bootstrap, "security.protocol": "SASL_SSL",
+                "ssl.ca.location": str(self.authority), "sasl.mechanism": "PLAIN", "sasl.username": "broker",
                 "sasl.password": PASSWORD,
             }
-        )
+        )  # fmt: skip
 
 
 @contextmanager

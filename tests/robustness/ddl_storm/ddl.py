@@ -31,11 +31,8 @@ class Partitions:
         self._actor = actor
         self._made = 0
         self.changes: list[Callable[[Shape], Awaitable[str]]] = [
-            self.renew,
-            self.edit_apart,
-            self.truncate,
-            self.recreate,
-        ]
+            self.renew, self.edit_apart, self.truncate, self.recreate,
+        ]  # fmt: skip
 
     def _some(self, shape: Shape) -> tuple[str, int]:
         return self._actor.dice.choice(list(shape.partitions.items()))

@@ -401,13 +401,9 @@ async def out_of_order(connection: asyncpg.Connection, tags: list[str]) -> bool:
 def plain(house: World, kafka: Kafka, name: str) -> Iterator[Server]:
     """Give a consumer as most would write it, not started; it is ended with the block."""
     command = (
-        sys.executable,
-        "-m",
-        "tests.robustness.queues.plain_consumer",
-        kafka.bootstrap,
-        house.log.topic,
+        sys.executable, "-m", "tests.robustness.queues.plain_consumer", kafka.bootstrap, house.log.topic,
         house.database,
-    )
+    )  # fmt: skip
     server = Server(command, house.directory / f"plain-{name}.log", lambda: True)
     try:
         yield server
