@@ -16,6 +16,7 @@ from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, gateway_process
 from tests.support.interleave import connection_to
 from tests.support.manual_clock import ManualClock
+from tests.support.servers import until
 
 from fencepost import Client, Leader, LeaseLost, OutcomeUnknown, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest, elections
@@ -41,11 +42,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
         assert first is not None
         gateway.crash()
         reading = asyncio.create_task(c.get("orders", "order-123"))
-
-        async def a_renewal_failed() -> bool:
-            return "renewal attempt 2 failed" in caplog.text
-
-        await eventually(a_renewal_failed)
+        await until(lambda: "renewal attempt 2 failed" in caplog.text)
         assert lease.trusted
         gateway.start()
         await gateway.serves()

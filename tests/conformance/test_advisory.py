@@ -16,6 +16,7 @@ from tests.conformance.conftest import ROOT, Asking
 from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.postgres import pooled
+from tests.support.servers import until
 
 from fencepost.server.locks.advisory import LEAST_TTL_MS, AdvisorySession, AdvisorySource
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
@@ -270,11 +271,9 @@ async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
     async with connection_to(bench.server.url) as admin:
         await admin.execute(statement)
         await admin.execute("SELECT pg_reload_conf()")
-
-    async def loaded() -> bool:
-        return bool(await bench.asked("SELECT (current_setting('track_activities') = $1)::int", value))
-
-    await eventually(loaded, what="the new setting")
+    await eventually(
+        lambda: bench.asked("SELECT (current_setting('track_activities') = $1)::int", value), what="the new setting"
+    )
 
 
 # `postgres-advisory`: which keys names mean, which URLs are refused, and what is not PostgreSQL's primary itself.
@@ -432,11 +431,7 @@ async def draw(connection: Connection, recipe: str) -> int:
 async def cut(connection: Connection, by: Connection) -> None:
     """End the connection's session, as a server does with one that it has given up, and return once it is gone."""
     await by.fetchval("SELECT pg_terminate_backend($1, 5000)", connection.get_server_pid())
-
-    async def noticed() -> bool:
-        return connection.is_closed()
-
-    await eventually(noticed, what="the end of the connection")
+    await until(connection.is_closed, what="the end of the connection")
 
 
 def write(gateway: httpx.Client, token: int, status: str) -> httpx.Response:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.servers import until
 
 from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
@@ -511,11 +512,9 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     binding |= {"metadata": role["metadata"], "subjects": [subject]}
     binding["roleRef"]["name"] = "less"
     kube_with_roles.apply(role, binding)
-
-    async def in_force() -> bool:
-        return [one for one in VERBS if not may(kube_with_roles, one)] == [verb]
-
-    await eventually(in_force, what=f"the role without {verb}")
+    await until(
+        lambda: [one for one in VERBS if not may(kube_with_roles, one)] == [verb], what=f"the role without {verb}"
+    )
     gateway = {"token": "gateway-token"}
     source = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('gateway', gateway)}")
     admin = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('admin', {'token': ADMIN})}")

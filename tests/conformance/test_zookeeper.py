@@ -16,7 +16,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
 from tests.conformance.benches import ZooKeeperBench, running_zookeeper, zookeeper_client, zookeeper_says
 from tests.support.postgres import cutting_proxy
-from tests.support.servers import or_skipped
+from tests.support.servers import or_skipped, until
 
 from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
@@ -250,14 +250,8 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
         clients.append(KazooClient(**how))
         return clients[-1]
 
-    async def two() -> bool:
-        return len(clients) == 2
-
     async def timed() -> bool:
         return session._timer is not None  # noqa: SLF001
-
-    async def one() -> bool:
-        return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
 
     monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
     with running_zookeeper(tmp_path) as bench, Link("127.0.0.1", bench.port) as link:
@@ -270,9 +264,12 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
             link.lead_to("127.0.0.1", free_port())
             await eventually(timed, what="a timer")
             session._seek()  # noqa: SLF001 - the sixty seconds are over
-            await eventually(two, what="a second client")
+            await until(lambda: len(clients) == 2, what="a second client")
             link.lead_to("127.0.0.1", bench.port)
-            await eventually(one, what="the end of the second client")
+            await until(
+                lambda: [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED],
+                what="the end of the second client",
+            )
             assert await source.mint("orders/k", held.handle, 1)
         finally:
             await source.close()

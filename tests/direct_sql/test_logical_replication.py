@@ -54,10 +54,10 @@ class Sides:
         )
 
     async def copied(self) -> None:
-        async def ready() -> bool:
-            return bool(await self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"))
-
-        await eventually(ready, what="the initial copy")
+        await eventually(
+            lambda: self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"),
+            what="the initial copy",
+        )
 
     async def caught_up(self) -> None:
         """Return once the subscriber has applied everything that the publisher has committed."""

@@ -433,11 +433,7 @@ async def what_goes_along_with_requests(ask: Asker, owner: Connection) -> None:
     secret = {"X-Lease-Secret": given["secret"]}
     answer = await ask.gateway.post(f"/v1/leases/{given['lease_id']}/tokens", json={"count": 2}, headers=secret)
     assert answer.status_code == 200, answer.text
-
-    async def a_waiter_is_there() -> bool:
-        return bool(await owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
-
-    await eventually(a_waiter_is_there)
+    await eventually(lambda: owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
     answer = await ask.gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
     assert answer.status_code == 204, answer.text
     await queued

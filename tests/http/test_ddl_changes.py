@@ -98,11 +98,7 @@ async def scene(notified: Scene) -> Scene:
 
 async def _cut_off_notifications(owner: Connection) -> None:
     """End the gateway's listening connection, the only one that it opens."""
-
-    async def listening() -> bool:
-        return bool(await owner.fetchval(LISTENING))
-
-    await eventually(listening, what="the gateway listening")
+    await eventually(lambda: owner.fetchval(LISTENING), what="the gateway listening")
     await owner.fetchval(LISTENERS)
 
     async def gone() -> bool:
@@ -168,11 +164,7 @@ async def test_a_lost_listener_comes_back_and_looks(notified: Scene) -> None:
         return str((await notified.api.http.get("/readyz")).json()["catalog"]).partition(", ")[2]
 
     before = await tables()
-
-    async def ended() -> bool:
-        return bool(await notified.owner.fetchval(LISTENERS))
-
-    await eventually(ended, what="a listener to end")
+    await eventually(lambda: notified.owner.fetchval(LISTENERS), what="a listener to end")
     await notified.owner.execute("CREATE TABLE public.fresh (id int PRIMARY KEY)")
 
     async def seen() -> bool:

@@ -579,11 +579,7 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
     async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         first = asyncio.create_task(client.get("/data/slow"))
-
-        async def waits() -> bool:
-            return bool(await operator.fetchval(WAITING))
-
-        await eventually(waits, what="a read that waits")
+        await eventually(lambda: operator.fetchval(WAITING), what="a read that waits")
         refused = await client.get("/data/orders")
         assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "FP010", "1")
         assert "127.0.0.1 has as many as one may have, the rest is for others" in refused.json()["detail"]

@@ -22,7 +22,7 @@ from tests.conformance.benches import redis_server
 from tests.http.conftest import StartGateway
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps, surroundings
-from tests.support.servers import all_gone
+from tests.support.servers import all_gone, until
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, free_port
@@ -231,11 +231,10 @@ class Machine:
 
     async def says(self, text: str) -> None:
         """Return once it has printed this to stderr."""
-
-        async def there() -> bool:
-            return any(text in line for line in whole_lines(self.running.errors))
-
-        await eventually(there, what=f"{text!r} in {self.running.printed!r}")
+        await until(
+            lambda: any(text in line for line in whole_lines(self.running.errors)),
+            what=f"{text!r} in {self.running.printed!r}",
+        )
 
 
 @dataclass(frozen=True)

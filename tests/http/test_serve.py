@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from tests.http.raw import RawConnection
 from tests.support.gateways import STARTS_WITHIN, Gateway, launch, refused, serving_as_it_is, serving_process, workers
 from tests.support.interleave import Connect, Connection, connection_to
-from tests.support.servers import all_gone, established
+from tests.support.servers import all_gone, established, until
 
 from fencepost.cli.main import main
 from fencepost.server.ops.embedded import PostgresServer
@@ -425,11 +425,9 @@ async def test_sighup_reloads_in_every_worker_and_ends_no_connection_and_sigterm
         before = clients.workers()
         loads = gateway.errors.read_text().count("catalog loaded")
         gateway.process.send_signal(signal.SIGHUP)
-
-        async def loaded() -> bool:
-            return gateway.errors.read_text().count("catalog loaded") >= loads + 2
-
-        await eventually(loaded, what="the tables loaded anew")
+        await until(
+            lambda: gateway.errors.read_text().count("catalog loaded") >= loads + 2, what="the tables loaded anew"
+        )
         assert [await connection.ask() for connection in connections] == [200] * 4
         assert clients.workers() == before
         connections += await clients.connect(4)
@@ -457,11 +455,9 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
             server.stop()
             victim = min(first)
             os.kill(victim, signal.SIGKILL)
-
-            async def failed_to_start() -> bool:
-                return "Application startup failed" in gateway.errors.read_text()
-
-            await eventually(failed_to_start, what="a worker that cannot start")
+            await until(
+                lambda: "Application startup failed" in gateway.errors.read_text(), what="a worker that cannot start"
+            )
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/v1/data/orders")).status_code == 503
             assert gateway.process.poll() is None

@@ -381,13 +381,10 @@ async def test_an_older_version_that_waited_for_the_newer_ones_migration_is_refu
     await holder.execute("SELECT pg_advisory_lock($1)", 0x66656E6365)
     older = asyncio.create_task(upgrade(database))
     observer = await connect()
-
-    async def waits() -> bool:
-        return bool(
-            await observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        )
-
-    await eventually(waits, what="a migration that waits for another one")
+    await eventually(
+        lambda: observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"),
+        what="a migration that waits for another one",
+    )
     await holder.execute("UPDATE fencepost.alembic_version SET version_num = '9999'")
     await holder.execute("SELECT pg_advisory_unlock($1)", 0x66656E6365)
     with pytest.raises(NewerSchemaError):

@@ -143,15 +143,12 @@ class LeaseRace:
 
     async def run_out(self, lease_id: int) -> None:
         """Return once a lease's time has run out by the database's clock."""
-
-        async def over() -> bool:
-            return bool(
-                await self.observer.fetchval(
-                    "SELECT expires_at < clock_timestamp() FROM fencepost.leases WHERE lease_id = $1", lease_id
-                )
-            )
-
-        await eventually(over, what="the end of the TTL")
+        await eventually(
+            lambda: self.observer.fetchval(
+                "SELECT expires_at < clock_timestamp() FROM fencepost.leases WHERE lease_id = $1", lease_id
+            ),
+            what="the end of the TTL",
+        )
 
     # Looking
 

@@ -5,7 +5,7 @@ import json
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,15 @@ def or_skipped() -> Iterator[None]:
 
 
 # Finding out, through /proc, which processes of a test are alive.
+
+
+async def until(condition: Callable[[], object], *, what: str = "the condition") -> None:
+    """Return once it is true; for what this process shows, where `eventually` asks others. TimeoutError, as there."""
+
+    async def is_true() -> bool:
+        return bool(condition())
+
+    await eventually(is_true, what=what)
 
 
 async def all_gone(pids: list[int], *, within: float = PATIENCE) -> None:

@@ -14,6 +14,7 @@ from confluent_kafka import Message as KafkaMessage
 from tests.conformance.queues.benches import ConsumedTopic, consumed_topic, make_topic, next_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
+from tests.support.servers import until
 
 from fencepost.server.queues.kafka_cluster import DeadTopic
 from fencepost.server.queues.kafka_settings import read_url
@@ -83,11 +84,7 @@ async def stopped_in_the_middle(dead: Gated) -> asyncio.Task[None]:
     """Begin a read, and return once it has got somewhere and goes no further."""
     reading = asyncio.create_task(asyncio.to_thread(dead.catch_up))
     dead.gate.release(BEFORE_IT_STOPS)
-
-    async def some() -> bool:
-        return len(dead.places) == BEFORE_IT_STOPS
-
-    await eventually(some, what="the first letters")
+    await until(lambda: len(dead.places) == BEFORE_IT_STOPS, what="the first letters")
     return reading
 
 

@@ -328,11 +328,9 @@ async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, one_k
             await eventually(
                 lambda: all_applied(house, submitters), within=TAKEN_OVER_WITHIN, what="what the first one had in hand"
             )
-
-            async def reported() -> bool:
-                return bool(await looking.fetchval(NOTHING_LEFT))
-
-            await eventually(reported, what="the second one's report that nothing is left")
+            await eventually(
+                lambda: looking.fetchval(NOTHING_LEFT), what="the second one's report that nothing is left"
+            )
             before: int = await looking.fetchval(REDELIVERED)
 
         async def found_decided() -> bool:
