@@ -364,6 +364,30 @@ def running_zookeeper(directory: Path) -> Iterator[ZooKeeperBench]:
         bench.server.stop()
 
 
+@contextmanager
+def running_ensemble(directory: Path) -> Iterator[dict[int, Server]]:
+    """Run three ZooKeeper servers; gives them by client port."""
+    ports = [(free_port(), free_port(), free_port()) for _ in range(3)]
+    members = [f"server.{n}=127.0.0.1:{peer}:{vote}" for n, (_, peer, vote) in enumerate(ports, 1)]
+    more = "\n".join(("initLimit=50", "syncLimit=25", *members))
+    with ExitStack() as stack:
+        servers = {}
+        for n, (port, _, _) in enumerate(ports, 1):
+            with or_skipped():
+                servers[port] = zookeeper(directory / str(n), more, port=port).server
+            (directory / str(n) / "data" / "myid").write_text(str(n))
+            servers[port].start()
+            stack.callback(servers[port].stop)
+        for one in servers.values():
+            one.wait()
+        yield servers
+
+
+def leading(ensemble: dict[int, Server]) -> int:
+    (leader,) = [port for port in ensemble if "Mode: leader" in zookeeper_says(port, "srvr")]
+    return leader
+
+
 # A PostgreSQL of its own, for `postgres-advisory`; the source's role is an ordinary one.
 
 ROLE = "locker"

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.conformance.benches import EtcdBench, opened, running_etcd
+from tests.support.servers import self_signed
 
 from fencepost.server.locks.etcd import EtcdApi, EtcdRefusedError, EtcdSource, parse
 from fencepost.server.locks.source import (
@@ -122,20 +123,10 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
             await source.close()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Make one that signs itself, and its key."""
-    made = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
-    )
-    subprocess.run(made.split(), cwd=tmp_path, check=True, capture_output=True)
-    return tmp_path / "cert.pem", tmp_path / "key.pem"
-
-
-async def test_tls_with_certificates_on_both_sides(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-    with running_etcd(tmp_path, tls=certificate) as bench:
+async def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    cert = self_signed(tmp_path)
+    key = cert.with_name("key.pem")
+    with running_etcd(tmp_path, tls=(cert, key)) as bench:
         source = make(f"{bench.url}?ca={cert}&cert={cert}&key={key}", SourceContext("locks", ""))
         await source.open()
         grant = await granted(source, "a")

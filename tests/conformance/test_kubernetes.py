@@ -49,6 +49,7 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 LOCK = "orders/order-123"
 Make = Callable[..., KubernetesLeases]
+MakeByUrl = Callable[[str], KubernetesLeases]
 
 
 class Leases:
@@ -113,16 +114,21 @@ def url(kube: Cluster) -> str:
 
 
 @pytest.fixture
-async def make(url: str) -> AsyncIterator[Make]:
-    """Give a function that makes a source, as another worker would."""
+async def make_by_url() -> AsyncIterator[MakeByUrl]:
     async with AsyncExitStack() as stack:
 
-        def one(options: str = "") -> KubernetesLeases:
-            source = from_url(url + options, SourceContext("kube", ""))
+        def one(url: str) -> KubernetesLeases:
+            source = from_url(url, SourceContext("kube", ""))
             stack.push_async_callback(source.close)
             return source
 
         yield one
+
+
+@pytest.fixture
+def make(url: str, make_by_url: MakeByUrl) -> Make:
+    """Give a function that makes a source, as another worker would."""
+    return lambda options="": make_by_url(url + options)
 
 
 @pytest.fixture
@@ -406,9 +412,6 @@ OURS = "fencepost"
 """The namespace of deploy/kubernetes."""
 
 
-MakeByUrl = Callable[[str], KubernetesLeases]
-
-
 async def acquired(source: KubernetesLeases, lock: str = LOCK, wait_s: float = 0) -> Grant | Holder:
     return await source.acquire(lock, owner="somebody", ttl_ms=30_000, tokens=2, wait_s=wait_s)
 
@@ -432,18 +435,6 @@ async def works(source: KubernetesLeases, lock: str) -> bool:
 def kube_with_roles(apiserver: Cluster) -> Cluster:
     apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
     return apiserver
-
-
-@pytest.fixture
-async def make_by_url() -> AsyncIterator[MakeByUrl]:
-    async with AsyncExitStack() as stack:
-
-        def one(url: str) -> KubernetesLeases:
-            source = from_url(url, SourceContext("kube", ""))
-            stack.push_async_callback(source.close)
-            return source
-
-        yield one
 
 
 # In a pod: the service account, its Role, and each verb of it.

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
-from tests.conformance.benches import ZooKeeperBench, running_zookeeper, zookeeper_client, zookeeper_says
+from tests.conformance.benches import (
+    ZooKeeperBench,
+    leading,
+    running_ensemble,
+    running_zookeeper,
+    zookeeper_client,
+    zookeeper_says,
+)
 from tests.support.postgres import cutting_proxy
 from tests.support.servers import or_skipped, until
 
@@ -475,25 +482,8 @@ async def granted_by(source: ZooKeeperSource, lock: str, tokens: int = 1) -> Gra
 
 @pytest.fixture
 def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
-    ports = {number: (free_port(), free_port(), free_port()) for number in (1, 2, 3)}
-    peers = [f"server.{number}=127.0.0.1:{peer}:{vote}" for number, (_, peer, vote) in ports.items()]
-    more = "\n".join(("initLimit=50", "syncLimit=20", *peers))
-    with ExitStack() as stack:
-        servers = {}
-        for number, (port, _, _) in ports.items():
-            with or_skipped():
-                servers[port] = zookeeper_service(tmp_path / str(number), more, port=port).server
-            (tmp_path / str(number) / "data" / "myid").write_text(str(number))
-            servers[port].start()
-            stack.callback(servers[port].stop)
-        for one in servers.values():
-            one.wait()
+    with running_ensemble(tmp_path) as servers:
         yield servers
-
-
-def leading(ensemble: dict[int, Server]) -> int:
-    (leader,) = [port for port in ensemble if "Mode: leader" in zookeeper_says(port, "srvr")]
-    return leader
 
 
 async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Server]) -> None:

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.test_edge import Holder
 from tests.support.gateways import DemoGateway, demo_gateway
-from tests.support.interleave import blocks_another_session, start
+from tests.support.interleave import Connection, blocks_another_session, connection_to, start
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, batch, patch_line
 from tests.support.violations import assert_none
@@ -174,19 +173,16 @@ async def test_what_no_batch_has_is_refused_as_a_whole(
 
 async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: StartGateway) -> None:
     url = await start_gateway(demo_database, pool_size=2, pool_timeout=10)
-    session, observer = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id <> 'order-125' FOR UPDATE")
     sent = await Sent.open(url)
-    await sent.send({"claim": "orders/order-123", "token": 1001}, {"claim": "orders/order-124", "token": 1001})
-    await Holder(session, observer).is_waited_for()
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-        claim = {"json": {"resource": "orders/order-125"}, "headers": {"X-Fence-Token": "1001"}}
-        assert (await http.post("/v1/claims", **claim)).status_code == 200  # type: ignore[arg-type]
-    await session.execute("COMMIT")
+    async with Holder.of(demo_database, "order_id <> 'order-125'") as holder:
+        await sent.send({"claim": "orders/order-123", "token": 1001}, {"claim": "orders/order-124", "token": 1001})
+        await holder.is_waited_for()
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            claim = {"json": {"resource": "orders/order-125"}, "headers": {"X-Fence-Token": "1001"}}
+            assert (await http.post("/v1/claims", **claim)).status_code == 200  # type: ignore[arg-type]
+        await holder.commits()
     await sent.end()
     assert [verdict["status"] for verdict in await sent.rest()] == [200, 200]
-    for connection in (session, observer):
-        await connection.close()
     sent.connection.close()
 
 
@@ -255,31 +251,25 @@ async def test_lines_of_any_rows_wait_and_are_waited_for(gateway_url: str) -> No
 async def test_who_hangs_up_leaves_nothing_half_written_and_learns_by_keys_what_landed(
     gateway_url: str, shared: DemoGateway, end: str
 ) -> None:
-    session, observer = await asyncpg.connect(shared.dsn), await asyncpg.connect(shared.dsn)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
     lines = [patch_line(f"order-12{3 + each % 3}", 1001 + each, f"key-{each}", note=str(each)) for each in range(60)]
     sent = await Sent.open(gateway_url)
-    await sent.send(*lines[:40])
-    if end == "half a line":
-        await sent.send(json.dumps(lines[40]).encode())  # all but the end of the line
-
-    async def landed(count: int) -> bool:
-        return len(await observer.fetch("SELECT FROM fencepost.idempotency")) == count
-
-    await Holder(session, observer).is_waited_for()
-    await eventually(lambda: landed(26), what="the lines of other rows are decided")
-    if end == "half closed":
-        sent.connection.writer.write_eof()
-    sent.connection.close()
-    await session.execute("COMMIT")
-    await eventually(lambda: landed(40), what="the lines that were in hand are decided")
-    verdicts = await batch(gateway_url, lines)
-    assert [verdict["status"] for verdict in verdicts] == [200] * 60
-    assert [bool(verdict.get("replayed")) for verdict in verdicts] == [True] * 40 + [False] * 20
-    notes: Any = await observer.fetch("SELECT note FROM orders WHERE order_id < 'order-126' ORDER BY order_id")
-    assert [row["note"] for row in notes] == ["57", "58", "59"]
-    for connection in (session, observer):
-        await connection.close()
+    landed = "SELECT count(*) = $1 FROM fencepost.idempotency"
+    async with Holder.of(shared.dsn, "order_id = 'order-123'") as holder:
+        await sent.send(*lines[:40])
+        if end == "half a line":
+            await sent.send(json.dumps(lines[40]).encode())  # all but the end of the line
+        await holder.is_waited_for()
+        await eventually(lambda: holder.observer.fetchval(landed, 26), what="the lines of other rows are decided")
+        if end == "half closed":
+            sent.connection.writer.write_eof()
+        sent.connection.close()
+        await holder.commits()
+        await eventually(lambda: holder.observer.fetchval(landed, 40), what="the lines in hand are decided")
+        verdicts = await batch(gateway_url, lines)
+        assert [verdict["status"] for verdict in verdicts] == [200] * 60
+        assert [bool(verdict.get("replayed")) for verdict in verdicts] == [True] * 40 + [False] * 20
+        notes = await holder.observer.fetch("SELECT note FROM orders WHERE order_id < 'order-126' ORDER BY order_id")
+        assert [row["note"] for row in notes] == ["57", "58", "59"]
 
 
 # A batch that lands as a whole, or not at all: `POST /v1/batch?atomic=true`.
@@ -320,11 +310,8 @@ async def send(http: httpx.AsyncClient, lines: list[Any], query: str = "atomic=t
 
 
 async def kept(dsn: str) -> list[Any]:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         return [tuple(row) for sql in (STATE, MARKS) for row in await connection.fetch(sql)]
-    finally:
-        await connection.close()
 
 
 async def test_all_lines_land(atomic_http: httpx.AsyncClient) -> None:
@@ -454,12 +441,11 @@ async def test_a_refused_batch_is_counted_as_refused_only(atomic_http: httpx.Asy
 
 
 @asynccontextmanager
-async def begun(dsn: str, statement: str) -> AsyncIterator[asyncpg.Connection]:
+async def begun(dsn: str, statement: str) -> AsyncIterator[Connection]:
     """Begin a transaction that lets others find a deadlock."""
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
-    yield connection
-    await connection.close()
+    async with connection_to(dsn) as connection:
+        await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
+        yield connection
 
 
 async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over(
@@ -487,11 +473,9 @@ async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over
         await other.execute("COMMIT")
         answer = await sent
         assert answer.status_code == 200, answer.text
-    connection = await asyncpg.connect(one_connection.dsn)
-    assert (
-        await connection.fetchval("SELECT count(*) FROM orders WHERE note = 'whole' AND last_fence_token = 2001") == 3
-    )
-    await connection.close()
+    async with connection_to(one_connection.dsn) as connection:
+        written = "SELECT count(*) FROM orders WHERE note = 'whole' AND last_fence_token = 2001"
+        assert await connection.fetchval(written) == 3
 
 
 async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
@@ -552,11 +536,8 @@ async def locked(url: str, dsn: str) -> AsyncIterator[Holder]:
         {"method": "PUT", "path": f"orders/{key}", "token": 1001, "body": {"status": "new"}} for key in [FREE, *LOCKED]
     ]
     assert {verdict["status"] for verdict in await batch(url, rows)} <= {200, 201}
-    session, observer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
-    await session.execute(f"BEGIN; SELECT FROM orders WHERE order_id <> '{FREE}' FOR UPDATE")
-    yield Holder(session, observer)
-    for connection in (session, observer):
-        await connection.close()
+    async with Holder.of(dsn, f"order_id <> '{FREE}'") as holder:
+        yield holder
 
 
 def line(kind: str, key: str, token: int) -> dict[str, object]:

@@ -6,14 +6,13 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid1, uuid4
 
-import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.raw import RawConnection
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, holding
 from tests.support.postgres import database_away
 from tests.support.shops import Shop
 
@@ -566,15 +565,11 @@ async def test_a_lock_and_a_statement_that_take_too_long_are_503(
 ) -> None:
     key = await shop.order(mark=10)
     await shop.sql("CREATE VIEW public.slow AS SELECT 1 AS id, pg_sleep(60)::text AS nap")
-    holder = await asyncpg.connect(shop.dsn)
-    await holder.execute("BEGIN")
-    await holder.execute("SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE", key)
     url = await start_gateway(shop.dsn, serve_unprotected=True, lock_timeout=0.3, statement_timeout=1.5)
-    async with Api.open(url) as hurried:
+    locked = "SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE"
+    async with holding(shop.dsn, locked, key), Api.open(url) as hurried:
         assert code(await hurried.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)) == (503, "55P03")
         assert code(await hurried.ask("GET", "data/slow")) == (503, "57014")
-    await holder.execute("ROLLBACK")
-    await holder.close()
     assert (await api.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)).status_code == 200
 
 

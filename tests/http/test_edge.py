@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import asyncpg
 import h11
 import httpx
 import pytest
@@ -24,7 +23,7 @@ from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
 from tests.support.asking import SECRET, token
 from tests.support.gateways import DemoGateway, Gateway, demo_gateway, serving_process, workers
-from tests.support.interleave import blocks_another_session, connection_to
+from tests.support.interleave import Connection, blocks_another_session, connection_to, holding
 from tests.support.lease_gateways import post, release
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, patch_line
@@ -575,8 +574,16 @@ def request(method: str, path: str, body: object = None, token: int | None = Non
 class Holder:
     """A session that has locked the row, and another one that looks on."""
 
-    session: asyncpg.Connection
-    observer: asyncpg.Connection
+    session: Connection
+    observer: Connection
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, dsn: str, rows: str) -> AsyncIterator["Holder"]:
+        """Lock the orders of this condition."""
+        statement = f"SELECT FROM orders WHERE {rows} FOR UPDATE"
+        async with holding(dsn, statement) as session, connection_to(dsn) as observer:
+            yield cls(session, observer)
 
     async def is_waited_for(self) -> None:
         await blocks_another_session(self.session, self.observer)
@@ -587,11 +594,8 @@ class Holder:
 
 @pytest.fixture
 async def holder(gateway_url: str, shared: DemoGateway) -> AsyncIterator[Holder]:  # noqa: ARG001 - it makes the row
-    session, observer = await asyncpg.connect(shared.dsn), await asyncpg.connect(shared.dsn)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
-    yield Holder(session, observer)
-    await session.close()
-    await observer.close()
+    async with Holder.of(shared.dsn, "order_id = 'order-123'") as holder:
+        yield holder
 
 
 WRITES = [request("PATCH", ROW, {"note": str(token)}, token) for token in (1301, 1302, 1303)]

@@ -73,6 +73,12 @@ class Stage:
         answer = found["answer"]
         return found["state"], answer["status"], "" if found["state"] == "applied" else answer["body"]["code"]
 
+    def signed(self, resource: str, method: Any, body: Any, *, role: str = WEB, hours: int = 0) -> Message:
+        """Make a message that was signed so many hours ago."""
+        keys, now = self.queue.gateway.seals.keys, self.queue.gateway.seals.now()
+        assert keys is not None
+        return sign(write(resource, method, body), DEFAULT, keys, caller(role), now - hours * 3600)
+
     async def rows(self, sql: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in await self.queue.owner.fetch(sql)]
 
@@ -374,11 +380,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
     await protect(owner, "days", queue=DEFAULT)
     await stage.queue.gateway.catalog.reload()
     await owner.execute(f"REVOKE {OTHER} FROM {LOGIN}")
-    keys = stage.queue.gateway.seals.keys
-    assert keys is not None
-    message = sign(
-        write("days/2026-01-01", "PATCH", {"n": 1}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now()
-    )
+    message = stage.signed("days/2026-01-01", "PATCH", {"n": 1}, role=OTHER)
     received = Received(Position(partition_of(message.key, 8), 0), message, stage.queue.gateway.seals.now())
     settled = await decider(stage).decide(received, QueueNow(1, 8))
     assert isinstance(settled, Settled), settled
@@ -387,9 +389,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
 
 async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage: Stage) -> None:
     """The copy has the write's content and nonce; its partition may be ahead."""
-    keys = stage.queue.gateway.seals.keys
-    assert keys is not None
-    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now())
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, role=OTHER)
     meant, now = partition_of(message.key, 8), stage.queue.gateway.seals.now()
     copied = await decider(stage).decide(Received(Position((meant + 1) % 8, 5), message, now), QueueNow(1, 8))
     assert isinstance(copied, Settled)
@@ -402,20 +402,18 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
 async def test_a_copy_that_waits_in_the_log_until_the_record_is_old_has_no_second_effect(stage: Stage) -> None:
     """It came in time. One that comes when the record is forgotten is late, whatever time the log gives it."""
     queue, ledger, now = (stage.queue, Ledger(stage.queue.gateway.database, DEFAULT), stage.queue.gateway.seals.now())
-    keys, hour = queue.gateway.seals.keys, 3600
-    assert keys is not None
 
     async def looked(before: int) -> int:
         """Look at the log as a consumer did two hours before that, and after; how many records are forgotten then."""
         generation = await ledger.generation()
         await ledger.note_committed(await queue.log.decided(), generation)
         for each in (before + 2, before + 1, before):
-            at, decided = now - each * hour, await queue.log.decided()
+            at, decided = now - each * 3600, await queue.log.decided()
             await ledger.note_look(at, decided, await queue.log.state(), generation)
         pruned: int = await queue.owner.fetchval("SELECT fencepost.prune_idempotency(86400, 1000)")
         return pruned
 
-    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), now - 40 * hour)
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, role=OTHER, hours=40)
     await queue.append(message)
     await stage.consume()
     await queue.owner.execute("UPDATE fencepost.idempotency SET created_at = created_at - interval '39 hours'")

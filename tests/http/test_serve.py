@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner
 from tests.http.raw import RawConnection
 from tests.support.gateways import STARTS_WITHIN, Gateway, launch, refused, serving_as_it_is, serving_process, workers
-from tests.support.interleave import Connect, Connection, connection_to
+from tests.support.interleave import Connect, Connection, connection_to, holding
 from tests.support.servers import all_gone, established, until
 
 from fencepost.cli.main import main
@@ -36,30 +35,15 @@ ORDER = "/v1/data/orders/order-123"
 @asynccontextmanager
 async def row_held(directory: Path) -> AsyncIterator[Connection]:
     """Hold the demo row's lock on a connection of our own, so that a request waits for it."""
-    url = running_url(directory / "data")
-    assert url is not None
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute("BEGIN")
-        await connection.execute("SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+    url = str(running_url(directory / "data"))
+    async with holding(url, "SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE") as connection:
         yield connection
-    finally:
-        connection.terminate()
 
 
 async def a_request_waits(directory: Path) -> None:
-    url = running_url(directory / "data")
-    assert url is not None
-    observer = await asyncpg.connect(url)
-
-    async def waits() -> bool:
-        query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
-        return bool(await observer.fetchval(query))
-
-    try:
-        await eventually(waits, what="a request waiting for the row")
-    finally:
-        await observer.close()
+    query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
+    async with connection_to(str(running_url(directory / "data"))) as observer:
+        await eventually(lambda: observer.fetchval(query), what="a request waiting for the row")
 
 
 async def refuses_connections(url: str) -> None:
@@ -182,8 +166,7 @@ async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.Asyn
 async def test_sighup_has_the_tables_looked_at_anew(short_dir: Path, client: httpx.AsyncClient) -> None:
     async with serving_process(short_dir) as gateway:
 
-        async def tables() -> str:
-            """What /readyz shows of the catalog; asking it loads nothing."""
+        async def tables() -> str:  # asking it loads nothing
             return str((await client.get(f"{gateway.url}/readyz")).json()["catalog"]).partition(", ")[2]
 
         before, url = await tables(), running_url(short_dir / "data")
@@ -208,9 +191,7 @@ async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server
     async with serving_process(short_dir, "--host", "0.0.0.0", "--pool-size", "150", **variables) as gateway:
         assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
-        url = running_url(short_dir / "data")
-        assert url is not None
-        async with connection_to(url) as connection:
+        async with connection_to(str(running_url(short_dir / "data"))) as connection:
             assert int(await connection.fetchval("SHOW max_connections")) > 150 + 4 + 7 + 1
 
 

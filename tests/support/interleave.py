@@ -36,6 +36,15 @@ async def connection_to(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+@asynccontextmanager
+async def holding(url: str, statement: str, *arguments: object) -> AsyncIterator[Connection]:
+    """Run a statement in a transaction that stays open, and is rolled back at the end unless that was done before."""
+    async with connection_to(url) as connection:
+        await connection.execute("BEGIN")
+        await connection.execute(statement, *arguments)
+        yield connection
+
+
 _WAITS_FOR_LOCK = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND wait_event_type = 'Lock')
 """
