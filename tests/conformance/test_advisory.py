@@ -70,9 +70,7 @@ async def two_wait(bench: AdvisoryBench, lock: str) -> bool:
     return await bench.waiting(lock) == 2
 
 
-async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
-    ask: Asking, bench: AdvisoryBench, lock: str
-) -> None:
+async def test_a_session_that_an_operator_ends_is_a_lost_lock(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     grant = await ask.granted(lock)
     await bench.asked("SELECT pg_terminate_backend($1, 5000)::int", pid_of(grant))
     assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is False
@@ -80,9 +78,7 @@ async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
     assert isinstance(await ask.acquire(lock), Grant)
 
 
-async def test_another_session_of_the_same_pid_is_not_taken_for_the_holder(
-    ask: Asking, other: Connection, lock: str
-) -> None:
+async def test_another_session_of_a_pid_is_not_taken_for_the_holder(ask: Asking, other: Connection, lock: str) -> None:
     await other.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
     handle = f"{other.get_server_pid()}:fencepost {'0' * 16}"
     assert await ask.source.renew(lock, handle, ask.ttl_ms) is False
@@ -146,9 +142,7 @@ async def test_a_released_lock_is_free_before_its_session_ends(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_waiter_that_is_cancelled_leaves_nothing(
-    bench: AdvisoryBench, ask: Asking, lock: str, times: int
-) -> None:
+async def test_a_cancelled_waiter_leaves_nothing(bench: AdvisoryBench, ask: Asking, lock: str, times: int) -> None:
     await ask.granted(lock)
     before = await bench.asked(OURS)
     waiter = asyncio.create_task(taking(ask.source, lock, wait_s=30))
@@ -193,9 +187,7 @@ async def test_a_session_that_could_not_be_opened_counts_no_more(bench: Advisory
         await source.close()
 
 
-async def test_another_databases_lock_of_the_same_key_is_another_lock(
-    ask: Asking, bench: AdvisoryBench, lock: str
-) -> None:
+async def test_another_databases_lock_of_the_key_is_another_lock(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     async with connection_to(bench.server.url) as elsewhere:
         await elsewhere.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
         grant = await ask.granted(lock)

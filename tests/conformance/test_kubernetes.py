@@ -139,9 +139,7 @@ def leases(kube: Cluster, url: str) -> Leases:
 # Leases that an operator deletes, expired locks that are taken again, and what a token is.
 
 
-async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(
-    make: Make, leases: Leases
-) -> None:
+async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_by_its_holder(make: Make, leases: Leases) -> None:
     source = make()
     grant = await granted(source, tokens=5, ttl_ms=30_000)
     leases.delete(LOCK)
@@ -168,9 +166,7 @@ async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_n
     assert await source.mint(LOCK, first.handle, 1) is None
 
 
-async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_stands_still_draws_new_numbers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that changes nothing is no write: two mints in one microsecond would be one number."""
     monkeypatch.setattr(kubernetes_api, "wall_clock", lambda: "2026-01-02T03:04:05.000006Z")
     source = make()
@@ -262,9 +258,7 @@ async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leas
     assert "fencepost" in {one["manager"] for one in leases.get(LOCK)["metadata"]["managedFields"]}
 
 
-async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_doctor_names_an_old_version_and_a_high_counter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make()
     assert await source.advice() == []
 

@@ -170,9 +170,7 @@ async def test_a_program_that_does_as_documented_locks_as_we_do(bench: RedisBenc
 # Answers of Redis that get lost or come late, and acquires that are cancelled.
 
 
-async def test_a_grant_whose_answer_got_lost_is_given_back(
-    bench: RedisBench, source: Source, source_of: Opened
-) -> None:
+async def test_a_grant_whose_answer_is_lost_is_given_back(bench: RedisBench, source: Source, source_of: Opened) -> None:
     async with cutting_proxy(bench.url) as (proxy, url):
         cut = source_of(url)
         await cut.inspect(LOCK)  # it is connected

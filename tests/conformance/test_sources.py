@@ -126,9 +126,7 @@ async def test_tokens_of_different_locks_rise_together(ask: Asking, lock: str) -
     assert a.tokens[0] < b.tokens[0] < more[0] < again[0]
 
 
-async def test_a_waiter_that_queued_before_the_owners_mints_gets_a_newer_token(
-    ask: Asking, another: Another, lock: str
-) -> None:
+async def test_who_queued_before_the_owners_mints_gets_a_newer_token(ask: Asking, another: Another, lock: str) -> None:
     """The first act of an owner is a mint. Where tokens are drawn in PostgreSQL, the waiter gets the lock."""
     grant = await ask.granted(lock)
     waiter = asyncio.create_task(ask.granted(lock, wait_s=PATIENCE, by=await another()))

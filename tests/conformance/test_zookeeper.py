@@ -309,9 +309,7 @@ async def test_kazoos_recipes_wait_for_us_and_we_for_them(
     assert (await waiter).tokens > grant.tokens
 
 
-async def test_a_kazoo_program_gets_its_number_by_writing_on_its_node(
-    source: ZooKeeperSource, kazoo: Any, lock: str
-) -> None:
+async def test_a_kazoo_program_gets_its_number_by_its_node(source: ZooKeeperSource, kazoo: Any, lock: str) -> None:
     """As documented."""
     before = await granted(source, lock)
     await source.release(lock, before.handle)

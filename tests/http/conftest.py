@@ -16,11 +16,11 @@ from fencepost.server.ops import demo
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
 
-StartGateway = Callable[..., Awaitable[str]]
+Start = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-async def start_gateway() -> AsyncIterator[StartGateway]:
+async def start_gateway() -> AsyncIterator[Start]:
     """Give what starts a gateway on a database, with settings by name. All are stopped afterwards."""
     async with contextlib.AsyncExitStack() as stack:
 

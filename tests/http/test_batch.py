@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.test_edge import Holder
 from tests.support.gateways import DemoGateway, demo_gateway
 from tests.support.interleave import Connection, blocks_another_session, connection_to, start
@@ -171,7 +171,7 @@ async def test_what_no_batch_has_is_refused_as_a_whole(
     assert answer.headers.get("allow") == ("POST" if status == 405 else None)
 
 
-async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, pool_size=2, pool_timeout=10)
     sent = await Sent.open(url)
     async with Holder.of(demo_database, "order_id <> 'order-125'") as holder:
@@ -497,9 +497,7 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
     assert (await send(atomic_http, [patch_line(A, 2001, note="x")])).status_code == 200
 
 
-async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_batch_waits_for_others_as_long_as_for_a_connection(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, pool_size=4, pool_timeout=3, lock_timeout=60)
     async with (
         begun(demo_database, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
@@ -562,7 +560,7 @@ async def test_a_batch_whose_rows_are_locked_does_not_stop_others(few_in_hand: D
 
 
 async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     """Under the rule `epoch` both would be accepted when they are sent again, and the older one would win."""
     url = await start_gateway(demo_database, lock_timeout=1)
@@ -587,7 +585,7 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
 
 
 async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     limits = {"pool_size": 1, "max_waiting": 3, "pool_timeout": 60, "lock_timeout": 60}
     url = await start_gateway(demo_database, **limits, consume_here=False)  # its consumer would wait, too

@@ -8,7 +8,7 @@ from uuid import uuid1, uuid4
 
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.raw import RawConnection
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
@@ -560,9 +560,7 @@ async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
         assert (code(answer), answer.json()["column"]) == ((400, expected), column), (method, path)
 
 
-async def test_a_lock_and_a_statement_that_take_too_long_are_503(
-    api: Api, shop: Shop, start_gateway: StartGateway
-) -> None:
+async def test_a_lock_and_a_statement_that_take_too_long_are_503(api: Api, shop: Shop, start_gateway: Start) -> None:
     key = await shop.order(mark=10)
     await shop.sql("CREATE VIEW public.slow AS SELECT 1 AS id, pg_sleep(60)::text AS nap")
     url = await start_gateway(shop.dsn, serve_unprotected=True, lock_timeout=0.3, statement_timeout=1.5)
@@ -734,7 +732,7 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
 
 
-async def test_a_code_of_the_log_leads_to_its_page_and_a_path_that_is_none_to_what_was_meant(
+async def test_a_code_of_the_log_leads_to_its_page_and_a_wrong_path_to_what_was_meant(
     http: httpx.AsyncClient,
 ) -> None:
     for path, where in (
@@ -916,9 +914,7 @@ async def test_rows_with_such_keys_can_be_written(connect: Connect, database: st
 @pytest.mark.parametrize(
     "line", ["POST /v1/claims", "POST /v1/leases", "DELETE /v1/leases/1", "PATCH /v1/data/orders/1"]
 )
-async def test_bodies_that_do_not_come_to_an_end_are_refused_once_there_is_no_room_for_more(
-    gateway_url: str, line: str
-) -> None:
+async def test_bodies_that_do_not_end_are_refused_once_there_is_no_room_for_more(gateway_url: str, line: str) -> None:
     size = 1_000_000
     head = f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n"
     head += "X-Lease-Secret: 0123456789-0123456789-01" if "leases" in line else "X-Fence-Token: 1"

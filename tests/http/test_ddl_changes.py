@@ -6,7 +6,7 @@ from typing import Final
 
 import asyncpg
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
 from tests.support.manual_clock import UNHURRIED
@@ -74,7 +74,7 @@ SELECT count(*) FROM pg_stat_activity
 
 
 @pytest.fixture
-async def notified(database: str, start_gateway: StartGateway) -> AsyncIterator[Scene]:
+async def notified(database: str, start_gateway: Start) -> AsyncIterator[Scene]:
     """A gateway on a small protected table."""
     owner = await asyncpg.connect(database)
     await owner.execute("SET search_path = public")

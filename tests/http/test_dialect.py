@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.test_data_routes import of, some_orders
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
@@ -415,7 +415,7 @@ async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: Start) -> AsyncIterator[Api]:
     command = ["migrate", "--gateway-role", "minimalist", "--database-url", database]
     migrated = await asyncio.to_thread(CliRunner().invoke, main, command)
     assert migrated.exit_code == 0, migrated.output
@@ -475,9 +475,7 @@ def reading(base_url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, trust_env=False)
 
 
-async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
-    tables: str, start_gateway: StartGateway
-) -> None:
+async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(tables: str, start_gateway: Start) -> None:
     async with reading(await start_gateway(tables)) as http:
         for path in ("plain", "plain/1", "shown", "public.plain"):
             answer = await http.get(f"/v1/data/{path}")
@@ -496,7 +494,7 @@ async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
         assert (await http.get("/v1/data/plain")).status_code == 200
 
 
-async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: StartGateway) -> None:
+async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: Start) -> None:
     async with reading(await start_gateway(tables, tables=" public.orders ,shown", serve_unprotected=True)) as http:
         for path in ("orders?limit=1", "public.orders?limit=1", "shown?limit=1"):
             assert (await http.get(f"/v1/data/{path}")).status_code == 200, path
@@ -515,7 +513,7 @@ async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway:
 
 
 async def test_what_is_to_be_served_and_is_not_there_is_named_at_the_start(
-    tables: str, start_gateway: StartGateway, capfd: pytest.CaptureFixture[str]
+    tables: str, start_gateway: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with reading(await start_gateway(tables, tables="public.orders,nope", schemas="public,none,shop")) as http:
         assert (await http.get("/v1/data/orders?limit=1")).status_code == 200

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import uvicorn
 from click.testing import CliRunner
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.raw import Answer, RawConnection, ask
 from tests.support.asking import SECRET, token
 from tests.support.gateways import DemoGateway, Gateway, demo_gateway, serving_process, workers
@@ -133,9 +133,7 @@ async def test_half_a_body_is_408_after_a_while(waiting: RawConnection, impatien
         assert await turned_away(http, "FP033") == before + 1
 
 
-async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_body_that_never_ends_is_408_however_fast_it_comes(demo_database: str, start_gateway: Start) -> None:
     waiting = await RawConnection.open(await start_gateway(demo_database, OFTEN, body_timeout=0.4, least_rate=1))
     await waiting.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: 1000000\r\n\r\n")
     answering = asyncio.create_task(waiting.answer())
@@ -150,7 +148,7 @@ EARLY = b"PATCH /v1/data/orders/1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: t
 """It is refused before its body has arrived."""
 
 
-async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: Start) -> None:
     """Longer after than a proxy in front keeps it, by default: else the proxy sends into a connection that ends."""
     assert Settings().keep_alive > 60
     raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
@@ -162,7 +160,7 @@ async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str,
 
 @pytest.mark.parametrize(("asked", "then"), [(HEALTH, b"\r\n"), (EARLY, b"{}")], ids=["a line", "the rest of a body"])
 async def test_what_is_no_request_keeps_no_connection_open(
-    demo_database: str, start_gateway: StartGateway, asked: bytes, then: bytes
+    demo_database: str, start_gateway: Start, asked: bytes, then: bytes
 ) -> None:
     raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
     await raw.send(asked)
@@ -200,7 +198,7 @@ async def half(url: str) -> RawConnection:
     return connection
 
 
-async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, max_connections_per_address=8)
     halves = [await half(url) for _ in range(40)]
     assert (await ask(url, HEALTH)).status == 200
@@ -213,7 +211,7 @@ async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_g
 
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 async def test_more_connections_than_may_be_are_503_while_all_work(
-    demo_database: str, start_gateway: StartGateway, bound: str
+    demo_database: str, start_gateway: Start, bound: str
 ) -> None:
     url = await start_gateway(demo_database, **{bound: 2})
     streams = [await RawConnection.open(url) for _ in range(2)]
@@ -276,9 +274,7 @@ async def test_what_is_no_http_is_a_problem_and_is_logged_with_its_peer_and_not_
     assert 0 < len([each for each in lines if "turned away" in each]) < 30
 
 
-async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, head_timeout=0.1, least_rate=1_000_000_000, body_timeout=600)
     sent = await Sent.open(url)
     for number in (1301, 1302):
@@ -322,7 +318,7 @@ async def test_a_client_that_pipelines_without_an_end_is_read_as_it_is_answered(
 
 
 @pytest.fixture
-async def large(demo_database: str, start_gateway: StartGateway) -> str:
+async def large(demo_database: str, start_gateway: Start) -> str:
     """Start a gateway with a table whose one row has 12 MB."""
     async with connection_to(demo_database) as database:
         await database.execute("CREATE TABLE large AS SELECT repeat('x', 12000000) AS note")
@@ -359,9 +355,7 @@ async def test_one_caller_cannot_have_all_that_is_kept_of_answers(large: str) ->
         each.close()
 
 
-async def test_verdicts_that_are_not_taken_are_kept_answers_too(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_verdicts_that_are_not_taken_are_kept_answers_too(demo_database: str, start_gateway: Start) -> None:
     async with connection_to(demo_database) as database:
         await database.execute("CREATE TABLE wide (id int PRIMARY KEY, note text)")
         await database.execute("INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 17) n")
@@ -747,9 +741,7 @@ async def test_what_is_on_which_port(demo_database: str, short_dir: Path, worker
         assert (await gate.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 421
 
 
-async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(
-    demo_database: str, short_dir: Path
-) -> None:
+async def test_clients_with_all_connections_or_no_key_keep_no_operator_out(demo_database: str, short_dir: Path) -> None:
     on = ("--database-url", demo_database, *ADMIN)
     given = ("--max-connections", "3", "--jwt-secret", SECRET, "--jwt-role-claim-key", "")
     head = "GET /v1/elections/events?name=x HTTP/1.1\r\nHost: localhost\r\n"
@@ -833,7 +825,7 @@ async def test_the_origin_null_is_no_host_of_a_request_without_one(gateway_url: 
     assert (answer.status, answer.body["code"]) == (403, "FP032")
 
 
-async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(
         demo_database, cors_origins="https://shop.example", allowed_hosts="Shop.example, 10.0.0.5"
     )
@@ -942,9 +934,7 @@ async def test_an_idle_connection_may_be_used_once_more_and_a_request_that_has_b
 
 @pytest.mark.long("gateways that stop, and databases that hang")
 @workers
-async def test_clients_that_ask_again_and_again_miss_no_answer(
-    workers: str, short_dir: Path, connected: Connected
-) -> None:
+async def test_clients_that_ask_for_ever_miss_no_answer(workers: str, short_dir: Path, connected: Connected) -> None:
     async with serving_process(short_dir, "--workers", workers) as gateway:
         answered, lost = itertools.count(), []
         busy = asyncio.Event()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import redis.asyncio
 from tests.conformance.benches import redis_server
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection, blocks_another_session, connection_to, holding
 from tests.support.postgres import ReadyMade
@@ -249,7 +249,7 @@ class Running:
 
 
 @pytest.fixture
-async def running(demo_database: str, start_gateway: StartGateway, tmp_path: Path) -> AsyncIterator[Running]:
+async def running(demo_database: str, start_gateway: Start, tmp_path: Path) -> AsyncIterator[Running]:
     await asyncio.to_thread(run_command, demo_database, *PROTECT.split())
     port = free_port()
     with redis_server(tmp_path / "redis", port):

@@ -11,7 +11,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import (
     EC,
     LOGIN,
@@ -72,7 +72,7 @@ ALL = [*((method, path) for method, path, _ in ROUTES), *(("GET", path) for path
 
 
 @asynccontextmanager
-async def gateway(start: StartGateway, database: str, **settings: object) -> AsyncIterator[Api]:
+async def gateway(start: Start, database: str, **settings: object) -> AsyncIterator[Api]:
     given = {"jwt_secret": SECRET, "jwt_role_claim_key": ""} | settings
     async with Api.open(await start(database, **given)) as api:
         yield api
@@ -191,9 +191,7 @@ async def test_a_lease_that_claims_needs_both_scopes(api: Api) -> None:
     assert both.status_code == 201
 
 
-async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(demo_database: str, start_gateway: Start) -> None:
     async with connection_to(demo_database) as connection:
         if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anon_of_tests')"):
             await connection.execute("CREATE ROLE anon_of_tests")
@@ -211,7 +209,7 @@ async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
 
 
 async def test_a_preflight_is_answered_and_the_request_after_it_needs_a_token(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     async with gateway(start_gateway, demo_database, cors_origins="https://shop.example") as api:
         origin = {"Origin": "https://shop.example"}
@@ -225,7 +223,7 @@ async def test_a_preflight_is_answered_and_the_request_after_it_needs_a_token(
         assert "WWW-Authenticate" in answer.headers["access-control-expose-headers"]
 
 
-async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway: Start) -> None:
     async with jwks_server(public(RSA)) as server:
         server.says = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
         async with gateway(start_gateway, demo_database, jwt_secret=None, jwt_jwks=server.url) as api:
@@ -238,7 +236,7 @@ async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway
 
 
 @pytest.fixture
-async def alone(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def alone(demo_database: str, start_gateway: Start) -> AsyncIterator[Api]:
     """Give a gateway that nobody was refused at: of many refusals a second not all are logged."""
     async with gateway(start_gateway, demo_database) as api:
         yield api
@@ -267,7 +265,7 @@ async def test_a_queued_write_is_found_by_its_whole_id_only(api: Api) -> None:
     assert (guessed.status_code, guessed.json()["code"]) == (404, "FP029")
 
 
-async def test_the_document_says_how_to_authenticate(api: Api, demo_database: str, start_gateway: StartGateway) -> None:
+async def test_the_document_says_how_to_authenticate(api: Api, demo_database: str, start_gateway: Start) -> None:
     document = (await api.http.get("/openapi.json", headers=bearer(token()))).json()
     assert document["security"] == [{"token": []}]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
@@ -732,9 +730,7 @@ async def test_a_role_writes_and_without_a_caller_the_login_acts_as_before(dsn: 
 @pytest.mark.parametrize(
     ("settings", "starts"), [({}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)], ids=str
 )
-async def test_a_superusers_login_needs_a_list_of_roles(
-    database: str, settings: dict[str, object], *, starts: bool
-) -> None:
+async def test_a_superuser_needs_a_list_of_roles(database: str, settings: dict[str, object], *, starts: bool) -> None:
     """A JWT could name any role there."""
     opened = serving_roles(database, jwt_secret="x" * 32, **settings)
     if starts:

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process, serving_process
 from tests.support.lease_gateways import (
@@ -517,7 +517,7 @@ def client_at(address: str, url: str) -> httpx.AsyncClient:
 
 
 async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     operator, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
@@ -571,7 +571,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
 
 
 async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     operator = await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
@@ -621,7 +621,7 @@ class Held:
 
 
 @pytest.fixture
-async def held(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Held]:
+async def held(demo_database: str, start_gateway: Start) -> AsyncIterator[Held]:
     owner, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
     pools = {"pool_size": 8, "lease_pool_size": 6, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **pools, statement_timeout=600)
@@ -679,7 +679,7 @@ async def test_renewals_of_one_caller_leave_connections_to_those_of_others(held:
 
 
 async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     owner = await asyncpg.connect(demo_database)
     await owner.execute(
@@ -704,7 +704,7 @@ async def waiting(client: httpx.AsyncClient) -> int:
 
 
 async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     limits = {"max_waiters_per_caller": 1, "max_watchers_per_caller": 1, "max_waiters": 2}
     url = await start_gateway(demo_database, **limits)

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from tests.cli.running import Running, whole_lines, written
 from tests.conformance.benches import redis_server
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps, surroundings
 from tests.support.servers import all_gone, until
@@ -165,9 +165,7 @@ class Story:
 
 
 @pytest.fixture
-async def story(
-    database: str, start_gateway: StartGateway, postgres: PostgresServer, tmp_path: Path
-) -> AsyncIterator[Story]:
+async def story(database: str, start_gateway: Start, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Story]:
     port = free_port()
     # What the page's `fencepost serve` is given.
     found = re.search(r'FENCEPOST_SOURCES="(\S+)" fencepost serve', recipe("serve", REDIS_PAGE))
@@ -284,7 +282,7 @@ WORKER_PAGE = DOCS / "recipes" / "one-active-worker.md"
 
 
 @pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+async def gateway_url(demo_database: str, start_gateway: Start) -> str:
     """Give a gateway on the test's own database, to which the machines write."""
     return await start_gateway(demo_database)
 

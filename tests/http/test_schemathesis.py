@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import SECRET, bearer, token
 
 from fencepost.server.ops.protect import protect
@@ -36,7 +36,7 @@ HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 @pytest.mark.parametrize("sent", ["a good token", "a token that has ended", "no token"])
 async def test_every_answer_is_one_that_the_document_promises(
-    demo_database: str, start_gateway: StartGateway, tmp_path: Path, sent: str
+    demo_database: str, start_gateway: Start, tmp_path: Path, sent: str
 ) -> None:
     """Without a good token nothing under /v1 is served."""
     connection = await asyncpg.connect(demo_database)

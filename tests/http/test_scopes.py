@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.interleave import Connect, Connection
 
@@ -31,7 +31,7 @@ async def owner(connect: Connect) -> Connection:
 async def api(
     owner: Connection,  # noqa: ARG001 - it makes the tables
     database: str,
-    start_gateway: StartGateway,
+    start_gateway: Start,
 ) -> AsyncIterator[Api]:
     async with Api.open(await start_gateway(database)) as api:
         yield api

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.sealed_ways import (
     MINIMAL,
     REFUSED,
@@ -217,7 +217,7 @@ async def test_sql_takes_the_bare_number_of_a_token_that_was_issued(shop: Sealed
     assert (await api.ask("GET", "data/orders/a")).json()["status"] == "by sql"
 
 
-async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: StartGateway) -> None:
+async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: Start) -> None:
     async with Api.open(shop.url) as api:
         held = await lease(api, "keyless", writes=["orders/*", "plain/*"])
     async with Api.open(await start_gateway(shop.dsn)) as keyless:
@@ -431,7 +431,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def keyed_api(sealed_database: str, keys: Path, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def keyed_api(sealed_database: str, keys: Path, start_gateway: Start) -> AsyncIterator[Api]:
     async with Api.open(await start_gateway(sealed_database, seal_keys_file=str(keys))) as api:
         yield api
 

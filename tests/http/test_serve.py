@@ -75,9 +75,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_neither_ctrl_c_nor_kill_9_leaves_a_process_or_loses_a_write(
-    short_dir: Path, client: httpx.AsyncClient
-) -> None:
+async def test_ctrl_c_and_kill_9_leave_no_process_and_lose_no_write(short_dir: Path, client: httpx.AsyncClient) -> None:
     """What PostgreSQL has committed outlives a kill -9: integration/test_embedded.py."""
     async with serving_process(short_dir, "--workers", "2") as gateway:
         assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200

@@ -141,9 +141,7 @@ async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     await release(client, await lease(await asyncio.wait_for(third, PATIENCE)))
 
 
-async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
-    server: PostgresServer, observer: Connection
-) -> None:
+async def test_a_waiter_gets_the_lock_though_postgresql_restarts(server: PostgresServer, observer: Connection) -> None:
     async with running(server.url) as client:
         holder = await lease(await post(client, "x", ttl_ms=300_000))
         first = await wait(client, observer, "first")
@@ -512,9 +510,7 @@ def cut_off(port: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refused(
-    database: str, tmp_path: Path
-) -> None:
+async def test_a_leader_whose_gateway_is_cut_off_from_the_service_is_refused(database: str, tmp_path: Path) -> None:
     """Its gateway still reaches PostgreSQL: nothing but the fence is in the way."""
     with running_etcd(tmp_path, nodes=3) as etcd:
         alone, *others = etcd.endpoints

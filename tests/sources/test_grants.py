@@ -202,9 +202,7 @@ async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_as
 
 
 @pytest.mark.parametrize("number", [5, 4])
-async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source(
-    make: Callable[..., Any], number: int
-) -> None:
+async def test_a_number_not_above_what_was_issued_quarantines_the_source(make: Callable[..., Any], number: int) -> None:
     async with make(numbers=itertools.count(5)) as stage:
         assert (await stage.acquire("a")).lease.tokens == (5,)
         stage.service.numbers = itertools.count(number)

@@ -260,9 +260,7 @@ async def _can_verify(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("_can_verify")
-async def test_a_number_that_the_service_has_issued_is_taken(
-    bench: Bench, database: str, stack: AsyncExitStack
-) -> None:
+async def test_a_number_that_the_service_issued_is_taken(bench: Bench, database: str, stack: AsyncExitStack) -> None:
     api = await serving(bench, database, stack, verify=True)
     first, second, third, fourth = await native(bench, "elsewhere")
     for forged, code in ((fourth + 10**9, "FP018"), (2**63 - 1, "FP008")):
@@ -318,9 +316,7 @@ async def test_a_service_that_cannot_be_asked_lets_no_unknown_number_pass(
 
 
 @pytest.mark.usefixtures("_can_verify")
-async def test_direct_sql_knows_what_the_gateway_has_verified(
-    bench: Bench, database: str, stack: AsyncExitStack
-) -> None:
+async def test_direct_sql_knows_what_the_gateway_verified(bench: Bench, database: str, stack: AsyncExitStack) -> None:
     api = await serving(bench, database, stack, verify=True)
     _, two, three, four = await native(bench, "elsewhere")
     connection = await asyncpg.connect(database)

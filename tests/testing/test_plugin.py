@@ -243,9 +243,7 @@ CLIENT = "def test_it(fencepost_client): assert fencepost_client.locks() == []\n
 
 
 @LONG
-def test_tables_are_made_there_and_dropped_and_one_that_was_there_is_left_alone(
-    gateway: GatewayServer, tmp_path: Path
-) -> None:
+def test_tables_are_made_there_and_dropped_and_one_that_was_there_stays(gateway: GatewayServer, tmp_path: Path) -> None:
     (tmp_path / "test_tables.py").write_text(TABLES)
     (tmp_path / "test_there.py").write_text(
         "import sqlalchemy as sa\n"

@@ -475,9 +475,7 @@ async def test_offsets_do_not_repeat_after_everything_was_done(bench: QueueBench
 
 
 @pytest.mark.long("logs that are killed or paused")
-async def test_a_server_that_does_not_answer_is_unavailable_in_time(
-    bench: QueueBench, log: Log, another: Another
-) -> None:
+async def test_a_server_that_is_silent_is_unavailable_in_time(bench: QueueBench, log: Log, another: Another) -> None:
     other = await another()
     await asyncio.gather(log.append(message(KEYS[0])), other.state())
     await bench.pause()
