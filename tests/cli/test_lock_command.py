@@ -71,11 +71,9 @@ async def test_a_held_lock_has_an_exit_code_of_its_own(lock: StartLock, tmp_path
     lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     cases: list[tuple[tuple[str, ...], int, bool]] = [
-        (("--no-wait",), 75, False),
-        (("--wait", "0.5"), 75, False),
-        (("-n", "-E", "9"), 9, False),
+        (("--no-wait",), 75, False), (("--wait", "0.5"), 75, False), (("-n", "-E", "9"), 9, False),
         (("-n", "-E", "0"), 0, True),
-    ]
+    ]  # fmt: skip
     others = [lock("a", *options, "touch", "ran") for options, _, _ in cases]
     for other, (_, code, silent) in zip(others, cases, strict=True):
         assert await other.ended() == code

@@ -74,10 +74,8 @@ async def test_410_ends_the_lease_and_names_who_has_it_now(gateway_url: str, cou
             assert not lease.trusted
             for attempt in (
                 lambda: c.patch("orders", "order-123", {"status": "paid"}, lease=lease),
-                lambda: c.claim(ORDER, lease=lease),
-                lambda: lease.claim(ORDER),
-                lease.next_token,
-            ):
+                lambda: c.claim(ORDER, lease=lease), lambda: lease.claim(ORDER), lease.next_token,
+            ):  # fmt: skip
                 with pytest.raises(LeaseLost) as raised:
                     await attempt()
                 assert raised.value.superseded_by == lost.superseded_by

@@ -522,11 +522,9 @@ class KubernetesBench(OfServers):
 
     async def spoil(self, lock: str) -> None:
         body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": hashed_name(lock)},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": hashed_name(lock)},
             "spec": {"holderIdentity": "another program's controller"},
-        }
+        }  # fmt: skip
         assert self.cluster.ask("POST", KUBE_LEASES, body).is_success
 
     async def waiting(self, lock: str) -> int:

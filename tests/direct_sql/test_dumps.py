@@ -65,12 +65,10 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
     for number, statement in (
         (36, "INSERT INTO orders VALUES ('row'), ('gone')"),
         (40, "UPDATE orders SET status = 'paid' WHERE order_id = 'row'"),
-        (41, "DELETE FROM orders WHERE order_id = 'gone'"),
-        (42, "INSERT INTO items VALUES (1, 7, 'a')"),
-        (43, "INSERT INTO hues VALUES ('red', 1)"),
-        (44, "INSERT INTO parts VALUES ('eu', 1, 1)"),
+        (41, "DELETE FROM orders WHERE order_id = 'gone'"), (42, "INSERT INTO items VALUES (1, 7, 'a')"),
+        (43, "INSERT INTO hues VALUES ('red', 1)"), (44, "INSERT INTO parts VALUES ('eu', 1, 1)"),
         (token, "INSERT INTO issued VALUES ('a')"),
-    ):
+    ):  # fmt: skip
         assert await write(owner, number, statement) == "", statement
     await asyncio.to_thread(dump_and_restore, postgres, database, target, *options)
 

@@ -566,13 +566,11 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
     url = await start_gateway(demo_database, lock_timeout=1)
     async with locked(url, demo_database) as holder:
         lines = [
-            patch_line(LOCKED[0], 2001, note="first"),
-            patch_line(FREE, 2001, note="another row"),
-            patch_line(LOCKED[0], 2002, note="second"),
-            line("claim", LOCKED[0], 2003),
+            patch_line(LOCKED[0], 2001, note="first"), patch_line(FREE, 2001, note="another row"),
+            patch_line(LOCKED[0], 2002, note="second"), line("claim", LOCKED[0], 2003),
             {"method": "PATCH", "path": f"orders?order_id=eq.{FREE}", "token": 2004, "body": {"note": "maybe any row"}},
             patch_line(FREE, 2005, note="behind that"),
-        ]
+        ]  # fmt: skip
         busy, *verdicts = await batch(url, lines)
         assert (busy["status"], busy["body"]["code"]) == (503, "55P03")
         assert [verdict["status"] for verdict in verdicts] == [200, 503, 503, 503, 503]

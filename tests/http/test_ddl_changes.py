@@ -342,10 +342,8 @@ async def test_a_type_that_is_renamed_or_moved_is_the_same(scene: Scene) -> None
 
 async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None:
     for method, path, body in (
-        ("PUT", "data/t/1", {"v": "x"}),
-        ("DELETE", "data/t/1", None),
-        ("POST", "claims", {"resource": "t/1"}),
-    ):
+        ("PUT", "data/t/1", {"v": "x"}), ("DELETE", "data/t/1", None), ("POST", "claims", {"resource": "t/1"}),
+    ):  # fmt: skip
         await scene.owner.execute("ALTER TABLE t RENAME COLUMN id TO key")
         assert await scene.write(method, path, body) == (403, "FP005"), method
         assert await scene.owner.fetchval("SELECT v FROM t WHERE key = 1") == "a", method

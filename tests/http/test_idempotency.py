@@ -111,11 +111,9 @@ async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Ap
 async def test_a_refusal_is_not_stored(api: Api, shop: Shop) -> None:
     row, key = await shop.order(mark=10), uuid.uuid4().hex
     for token, body, expected in (
-        (10, {"status": "paid"}, (409, "FP002")),
-        (9, {"status": "paid"}, (409, "FP001")),
-        (20, {"quantity": "many"}, (400, "22P02")),
-        (20, {"status": "bad"}, (400, "23514")),
-    ):
+        (10, {"status": "paid"}, (409, "FP002")), (9, {"status": "paid"}, (409, "FP001")),
+        (20, {"quantity": "many"}, (400, "22P02")), (20, {"status": "bad"}, (400, "23514")),
+    ):  # fmt: skip
         assert code(await api.ask("PATCH", f"data/orders/{row}", body, token=token, headers=under(key))) == expected, (
             token
         )
@@ -128,11 +126,9 @@ async def test_a_key_of_another_request_is_422(api: Api, shop: Shop) -> None:
     for method, path_of_row, body_of_row in (
         ("PATCH", "data/orders/{key}", {"status": "other"}),
         ("PATCH", "data/orders/{key}?select=order_id", {"status": "paid"}),
-        ("PUT", "data/orders/{key}", {"status": "paid"}),
-        ("PATCH", "data/orders/other", {"status": "paid"}),
-        ("PATCH", "data/leased/{key}", {"n": 1}),
-        ("POST", "claims", {"resource": "orders/{key}"}),
-    ):
+        ("PUT", "data/orders/{key}", {"status": "paid"}), ("PATCH", "data/orders/other", {"status": "paid"}),
+        ("PATCH", "data/leased/{key}", {"n": 1}), ("POST", "claims", {"resource": "orders/{key}"}),
+    ):  # fmt: skip
         row, key = await shop.order(mark=10), uuid.uuid4().hex
         path, body = path_of_row.replace("{key}", row), filled(body_of_row, row)
         first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))

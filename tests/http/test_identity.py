@@ -138,11 +138,9 @@ async def test_a_known_caller_is_served_on_both_stacks(api: Api) -> None:
 
 async def test_a_token_that_is_not_accepted_is_401(api: Api) -> None:
     refused = {
-        "expired": (token(exp=1), "it has expired"),
-        "none": (forged({"alg": "none"}, claims()), "alg"),
-        "not a token": ("abc", "no credential of a kind"),
-        "too long": ("x" * 9000, "more than 8192 bytes"),
-    }
+        "expired": (token(exp=1), "it has expired"), "none": (forged({"alg": "none"}, claims()), "alg"),
+        "not a token": ("abc", "no credential of a kind"), "too long": ("x" * 9000, "more than 8192 bytes"),
+    }  # fmt: skip
     for credential, why in refused.values():
         for method, path in (("GET", "/v1/data/orders"), ("GET", "/v1/locks"), ("GET", "/readyz"), ("GET", "/")):
             answer = await api.http.request(method, path, headers=bearer(credential))

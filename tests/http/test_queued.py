@@ -195,11 +195,8 @@ async def says_nothing(_position: Position) -> None:
 async def test_a_write_is_queued_until_it_is_decided(queued_shop: Queued, shop: Shop) -> None:
     write_id = await submitted(queued_shop)
     answer = await queued_shop.api.ask("GET", f"writes/{write_id}")
-    assert (answer.status_code, answer.headers["retry-after"], answer.headers["cache-control"]) == (
-        200,
-        "1",
-        "no-store",
-    )
+    assert (answer.status_code, answer.headers["retry-after"]) == (200, "1")
+    assert answer.headers["cache-control"] == "no-store"
     before = answer.json()
     assert (before["state"], before["answer"]) == ("queued", None)
     await decide(shop, write_id, APPLIED)
@@ -566,12 +563,10 @@ async def submitted_gateway(shop: Shop) -> AsyncIterator[Queued]:
 @pytest.mark.parametrize("asked", [None, "respond-async"])
 async def test_every_write_of_one_row_is_queued_without_a_token(submitted_gateway: Queued, asked: str | None) -> None:
     for method, path, body in (
-        ("PATCH", "data/parcels/p-1", {"status": "sent"}),
-        ("PUT", "data/parcels/p-1", {}),
-        ("DELETE", "data/parcels/p-1", None),
-        ("POST", "data/parcels", {"parcel_id": "p-1"}),
+        ("PATCH", "data/parcels/p-1", {"status": "sent"}), ("PUT", "data/parcels/p-1", {}),
+        ("DELETE", "data/parcels/p-1", None), ("POST", "data/parcels", {"parcel_id": "p-1"}),
         ("POST", "data/parcels", [{"parcel_id": "p-1"}]),
-    ):
+    ):  # fmt: skip
         answer = await submitted_gateway.api.ask(method, path, body, prefer=asked)
         assert (answer.status_code, answer.headers.get("preference-applied")) == (202, asked), (method, path, body)
         assert answer.json()["queue"] == DEFAULT_QUEUE, (method, path, body)
@@ -639,12 +634,10 @@ async def test_a_posted_row_is_queued_under_the_name_that_it_has_when_it_is_stor
     """Else its writes would be in two partitions, in no order."""
     expected: list[str] = []
     for body, table, name in (
-        ({"code": "abc"}, "coded", "coded/abc"),
-        ({"code": "abc "}, "coded", None),
-        ({"price": "1.50"}, "priced", "priced/1.5"),
-        ({"price": 1.234}, "priced", None),
+        ({"code": "abc"}, "coded", "coded/abc"), ({"code": "abc "}, "coded", None),
+        ({"price": "1.50"}, "priced", "priced/1.5"), ({"price": 1.234}, "priced", None),
         ({"code": "abc  "}, "padded", "padded/abc"),
-    ):
+    ):  # fmt: skip
         answer = await submitted_gateway.api.ask("POST", f"data/{table}", body)
         if name is None:
             assert code(answer) == (400, "FP016"), (body, table, name)

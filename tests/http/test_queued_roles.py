@@ -184,11 +184,9 @@ async def test_a_write_that_its_role_may_not_make_is_refused_as_at_once_and_is_n
     for table in ("notes", "own.notes"):
         await protect(stage.queue.owner, table)
         for method, path, body in (
-            ("PATCH", f"{table}/a", {"n": 1}),
-            ("PUT", f"{table}/a", {"n": 1}),
-            ("POST", table, {"id": "a"}),
+            ("PATCH", f"{table}/a", {"n": 1}), ("PUT", f"{table}/a", {"n": 1}), ("POST", table, {"id": "a"}),
             ("DELETE", f"{table}/a", None),
-        ):
+        ):  # fmt: skip
             headers = {**_as(READER), "X-Fence-Token": "5"}
             at_once = await stage.client.request(method, f"/v1/data/{path}", json=body, headers=headers)
             headers["Prefer"] = "respond-async"

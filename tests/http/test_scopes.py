@@ -60,13 +60,11 @@ async def test_a_write_to_one_row_of_a_scope_makes_older_tokens_stale_for_all_ot
 
 async def test_a_row_cannot_leave_its_scope_nor_be_without_one(api: Api) -> None:
     for method, path, body in (
-        ("PATCH", "data/items/1", {"account_id": 7}),
-        ("PATCH", "data/items?id=eq.1", {"account_id": 7}),
-        ("PUT", "data/items/1", {"account_id": 7}),
-        ("PUT", "data/items/1", {"n": 1}),
+        ("PATCH", "data/items/1", {"account_id": 7}), ("PATCH", "data/items?id=eq.1", {"account_id": 7}),
+        ("PUT", "data/items/1", {"account_id": 7}), ("PUT", "data/items/1", {"n": 1}),
         ("POST", "data/items", {"id": 9}),
         ("POST", "data/items", [{"id": 9, "account_id": 42}, {"id": 10, "account_id": None}]),
-    ):
+    ):  # fmt: skip
         answer = await api.ask(method, path, body, token=90)
         assert code(answer) == (400, "FP016"), (method, path, answer.text)
     assert (await api.ask("PATCH", "data/items/1", {"n": 1}, token=90)).status_code == 200

@@ -109,11 +109,9 @@ async def test_tokens_that_are_minted_are_bound_like_those_of_the_grant(api: Api
     assert body["sealed_token"] == body["sealed_tokens"][0]
     seals = iter(body["sealed_tokens"])
     for path, change in (
-        ("orders/a%20b", {"status": "m"}),
-        ("numbered/7", {"label": "m"}),
-        ("transfers/1", {"amount": 5}),
+        ("orders/a%20b", {"status": "m"}), ("numbered/7", {"label": "m"}), ("transfers/1", {"amount": 5}),
         ("plain/b", {"label": "m"}),
-    ):
+    ):  # fmt: skip
         written = await api.ask("PATCH", f"data/{path}", change, token=next(seals))
         assert written.status_code == 200, (path, written.text)
     assert code(await api.ask("POST", "data/orders", {"order_id": "zz"}, token=next(seals))) == REFUSED
@@ -177,13 +175,11 @@ async def test_lists_refusals_and_the_log_show_numbers_and_no_seals(api: Api, ca
     elsewhere = await api.ask("PATCH", "data/orders/b", {"status": "n"}, token=newer["sealed_token"])
     assert code(elsewhere) == REFUSED
     shown = [
-        refused.text,
-        elsewhere.text,
-        (await api.http.get("/v1/locks")).text,
+        refused.text, elsewhere.text, (await api.http.get("/v1/locks")).text,
         (await api.http.get(f"/v1/leases/{held['lease_id']}")).text,
         (await api.ask("GET", "fences?resource=orders/a")).text,
         (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token="34.one.x")).text,
-    ]
+    ]  # fmt: skip
 
     async def logged() -> bool:  # of very many refusals the rest follows after a second, by their codes
         return "FP001" in caplog.text and "FP041" in caplog.text
@@ -682,11 +678,8 @@ async def test_a_lease_writes_what_it_is_bound_to_by_every_method(client: Client
         assert (await queued.result())["status"] == "q"
         with pytest.raises(SealRefused, match="account/41") as refused:
             await client.patch("transfers", 1, {"amount": 1}, lease=lease)
-        assert (refused.value.reason, refused.value.resource, refused.value.status) == (
-            "other-resource",
-            "account/41",
-            403,
-        )
+        error = refused.value
+        assert (error.reason, error.resource, error.status) == ("other-resource", "account/41", 403)
 
 
 async def test_a_token_is_a_number_and_its_text_is_what_is_presented(client: Client) -> None:

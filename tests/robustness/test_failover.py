@@ -195,12 +195,10 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert (raising.exit_code, "is the one to write to" in raising.output) == (0, True), raising.output
 
         for answer in (
-            await patch(http, "k", old.tokens[-1], "zombie"),
-            await put(http, "new", old.tokens[-1], "zombie"),
-            await claim(http, "orders/k", old.tokens[-1]),
-            await claim(http, "orders/new", old.tokens[-1]),
+            await patch(http, "k", old.tokens[-1], "zombie"), await put(http, "new", old.tokens[-1], "zombie"),
+            await claim(http, "orders/k", old.tokens[-1]), await claim(http, "orders/new", old.tokens[-1]),
             await patch(http, "new", old.tokens[-1], "zombie"),
-        ):
+        ):  # fmt: skip
             assert code(answer) == (409, "FP001"), answer.text
         assert (await old.renew()).status_code == 410
         assert (await old.mint()).status_code == 410
@@ -246,10 +244,8 @@ async def test_a_standby_serves_reads_and_its_connections_follow_its_promotion(b
         async with in_process(of_standby(pair), consume_here=False) as http, connection_to(of_standby(pair)) as look:
             assert await read(http, "k") == "new"
             for answer in (
-                await patch(http, "k", 2, "written"),
-                await acquire(http, "eager"),
-                await claim(http, "orders/k", 2),
-            ):
+                await patch(http, "k", 2, "written"), await acquire(http, "eager"), await claim(http, "orders/k", 2),
+            ):  # fmt: skip
                 assert code(answer) == (503, "FP010")
                 assert "is a standby" in answer.json()["detail"]
                 assert "Retry-After" in answer.headers

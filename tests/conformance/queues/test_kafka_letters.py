@@ -155,10 +155,8 @@ async def opened(kafka: Kafka, database: str, connect: Connect) -> Opened:
 def append(kafka: Kafka, topic: str, value: bytes, more: Sequence[tuple[str, bytes]] = (), codec: str = "none") -> bool:
     """Append a write of k0 with these headers more, as a producer of another service; whether the topic took it."""
     properties: dict[str, str | int] = {
-        "bootstrap.servers": kafka.bootstrap,
-        "message.max.bytes": 100_000_000,
-        "compression.codec": codec,
-    }
+        "bootstrap.servers": kafka.bootstrap, "message.max.bytes": 100_000_000, "compression.codec": codec,
+    }  # fmt: skip
     producer, errors = Producer(properties), list[KafkaError | None]()
 
     def delivered(error: KafkaError | None, _: KafkaMessage) -> None:

@@ -447,11 +447,9 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
 # The oracle of the storms of queues sees what they look for.
 
 SUBMITTED = (
-    Submission("w", "k0", "a", "acknowledged", offset=4),
-    Submission("w", "k0", "b", "acknowledged", offset=6),
-    Submission("w", "k0", "c", "refused"),
-    Submission("w", "k0", "d", "unknown"),
-)
+    Submission("w", "k0", "a", "acknowledged", offset=4), Submission("w", "k0", "b", "acknowledged", offset=6),
+    Submission("w", "k0", "c", "refused"), Submission("w", "k0", "d", "unknown"),
+)  # fmt: skip
 DONE = (Effect("k0", "a", 5), Effect("k0", "b", 7))
 
 
