@@ -15,12 +15,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
-from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read
+from click.testing import CliRunner
+from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, raised, read
 from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.manual_clock import UNHURRIED
+from tests.support.servers import command
 from tests.support.violations import assert_none, promised
 
 from fencepost.cli.main import main
@@ -225,7 +226,7 @@ class Copied:
     def copy_directory(self) -> None:
         """Copy the data directory, and go on with the original."""
         self.server.stop()
-        shutil.copytree(self._data, self._spare, symlinks=True, copy_function=_copy_with_owner)
+        shutil.copytree(self._data, self._spare, symlinks=True)
         _own_alike(self._data, self._spare)
         self.server.start()
 
@@ -252,10 +253,6 @@ class Copied:
         os.kill(int((self._data / "pgdata" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
         self.server.stop()
         self.server.start()
-
-
-def _copy_with_owner(source: str, target: str) -> None:
-    shutil.copy2(source, target)
 
 
 def _own_alike(source: Path, target: Path) -> None:
@@ -291,15 +288,6 @@ async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.
         yield http
 
 
-async def command(url: str, *arguments: str) -> Result:
-    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", url])
-
-
-async def raised(url: str, *arguments: str) -> Result:
-    options = ["generation", "--database-url", url, "raise", "--reason", "a test", *arguments]
-    return await asyncio.to_thread(CliRunner().invoke, main, options)
-
-
 async def answering(http: httpx.AsyncClient) -> None:
     """Return once the gateway has a connection again."""
 
@@ -323,7 +311,7 @@ async def is_refused_until_raised(
             ready = await asked.get("/readyz")
             assert (ready.status_code, message in ready.json()["origin"]) == (503, True), ready.text
     for program in ("doctor", "generation") if seen_by_doctor else ():
-        answered = await command(url, program)
+        answered = await command(program, database=url)
         assert (answered.exit_code, message in answered.output) == (1, True), answered.output
         assert "generation raise --reason" in answered.output
     mended = await raised(url)
@@ -333,7 +321,7 @@ async def is_refused_until_raised(
     promised(min(successor.tokens) > max(paused.tokens), f"tokens fall from {paused.tokens} to {successor.tokens}")
     assert code(await patch(http, "k", paused.tokens[2], "ZOMBIE")) == (409, "FP001")
     assert (await patch(http, "k", successor.tokens[0], "second")).status_code == 200
-    assert (await command(url, "doctor")).exit_code == 0
+    assert (await command("doctor", database=url)).exit_code == 0
 
 
 @asynccontextmanager

@@ -128,8 +128,8 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]
 
 
-async def raised(url: str, reason: str = "standby promoted") -> Result:
-    arguments = ["generation", "--database-url", url, "raise", "--reason", reason]
+async def raised(url: str, *more: str) -> Result:
+    arguments = ["generation", "--database-url", url, "raise", "--reason", "a test", *more]
     return await asyncio.to_thread(CliRunner().invoke, main, arguments)
 
 

@@ -21,7 +21,7 @@ from tests.conformance.benches import leading, running_ensemble, running_etcd
 from tests.support.elections import WITHIN, Candidate, Contest, contest
 from tests.support.gateways import Gateway, serving_process
 from tests.support.interleave import Connection, connection_to
-from tests.support.lease_gateways import Grant, History, Side, in_line, look_on, open_side, post, release, running
+from tests.support.lease_gateways import Grant, History, Side, in_line, open_side, post, release, running
 from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
 from tests.support.servers import all_gone
 from tests.support.violations import judging, promised
@@ -99,11 +99,10 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 async def observer(server: PostgresServer) -> AsyncIterator[Connection]:
-    connection = await look_on(server.url)
-    for table in ("locks", "leases", "draws", "waiters", "gateways"):
-        await connection.execute(f"TRUNCATE fencepost.{table}")
-    yield connection
-    await connection.close(timeout=5)
+    async with connection_to(server.url) as connection:
+        for table in ("locks", "leases", "draws", "waiters", "gateways"):
+            await connection.execute(f"TRUNCATE fencepost.{table}")
+        yield connection
 
 
 @pytest.fixture
