@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.direct_sql.test_logical_replication import write
 from tests.support.interleave import Connect, Connection, connection_to, start
+from tests.support.postgres import empty_database
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import ProtectError, protect
 from fencepost.server.postgres.marks import ask_elements, in_key_order
-from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE
 
 # pg_dump and its restore: what is restored is protected as before, and remembers what was refused.
@@ -36,11 +36,8 @@ def dump_and_restore(server: PostgresServer, source: str, target: str, *options:
 @pytest.fixture
 async def target(postgres: PostgresServer) -> AsyncIterator[str]:
     """Give the URL of an empty database."""
-    name = f"restored_{next(_numbers)}"
-    async with connection_to(postgres.url) as server:
-        await server.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-        yield in_database(postgres.url, name)
-        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    async with empty_database(postgres, f"restored_{next(_numbers)}") as url:
+        yield url
 
 
 @pytest.mark.parametrize("options", [("--inserts",), ("--no-owner", "--no-privileges")])

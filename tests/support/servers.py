@@ -33,22 +33,24 @@ def or_skipped() -> Iterator[None]:
 # Finding out, through /proc, which processes of a test are alive.
 
 
-async def until(condition: Callable[[], object], *, what: str = "the condition") -> None:
+async def until(condition: Callable[[], object], *, within: float = PATIENCE, what: str = "the condition") -> None:
     """Return once it is true; for what this process shows, where `eventually` asks others. TimeoutError, as there."""
 
     async def is_true() -> bool:
         return bool(condition())
 
-    await eventually(is_true, what=what)
+    await eventually(is_true, within=within, what=what)
+
+
+async def exit_code(process: "subprocess.Popen[str]", *, within: float, what: str) -> int:
+    """Return the exit code of a process once it has ended, -n for a death by signal n."""
+    await until(lambda: process.poll() is not None, within=within, what=f"the end of {what}")
+    return process.returncode
 
 
 async def all_gone(pids: list[int], *, within: float = PATIENCE) -> None:
     """Return once none of these processes runs; TimeoutError if one still does after `within` seconds."""
-
-    async def gone() -> bool:
-        return not any(alive(pid) for pid in pids)
-
-    await eventually(gone, within=within, what=f"the end of processes {pids}")
+    await until(lambda: not any(alive(pid) for pid in pids), within=within, what=f"the end of processes {pids}")
 
 
 def established(port: int, pids: list[int]) -> dict[int, set[int]]:
