@@ -5,7 +5,7 @@ import copy
 import importlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -114,15 +114,13 @@ def url(kube: Cluster) -> str:
 
 
 @pytest.fixture
-async def make_by_url() -> AsyncIterator[MakeByUrl]:
-    async with AsyncExitStack() as stack:
+def make_by_url(stack: AsyncExitStack) -> MakeByUrl:
+    def one(url: str) -> KubernetesLeases:
+        source = from_url(url, SourceContext("kube", ""))
+        stack.push_async_callback(source.close)
+        return source
 
-        def one(url: str) -> KubernetesLeases:
-            source = from_url(url, SourceContext("kube", ""))
-            stack.push_async_callback(source.close)
-            return source
-
-        yield one
+    return one
 
 
 @pytest.fixture

@@ -62,16 +62,15 @@ async def bench(server: RedisBench) -> RedisBench:
 
 
 @pytest.fixture
-async def source_of() -> AsyncIterator[Opened]:
+def source_of(stack: AsyncExitStack) -> Opened:
     """Give a function that makes a source of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        def made(url: str) -> Source:
-            source = make(url, SourceContext("locks", ""))
-            stack.push_async_callback(source.close)
-            return source
+    def made(url: str) -> Source:
+        source = make(url, SourceContext("locks", ""))
+        stack.push_async_callback(source.close)
+        return source
 
-        yield made
+    return made
 
 
 @pytest.fixture

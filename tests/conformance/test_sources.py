@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import ROOT, Asking
-from tests.sources.conftest import Api, api, stack
+from tests.sources.conftest import Api, api
 
 from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.processes import PATIENCE, eventually
@@ -330,7 +330,7 @@ async def test_issued_numbers_are_known(ask: Asking, lock: str) -> None:
 
 # A lease of each source over HTTP: the same answers as over the built-in one. What else there is: tests/sources.
 
-__all__ = ["api", "stack"]
+__all__ = ["api"]
 
 LOCK = "orders/over-http"
 

@@ -78,17 +78,15 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBen
 
 
 @pytest.fixture
-async def open_source(zookeeper: ZooKeeperBench) -> AsyncIterator[Open]:
-    async with AsyncExitStack() as stack:
+def open_source(zookeeper: ZooKeeperBench, stack: AsyncExitStack) -> Open:
+    async def opened(url: str = "", session_s: float = 30) -> ZooKeeperSource:
+        url = url or f"zookeeper://127.0.0.1:{zookeeper.port}"
+        source = ZooKeeperSource(parse(f"{url}?session_timeout_s={session_s}", "zk"))
+        await source.open()
+        stack.push_async_callback(source.close)
+        return source
 
-        async def opened(url: str = "", session_s: float = 30) -> ZooKeeperSource:
-            url = url or f"zookeeper://127.0.0.1:{zookeeper.port}"
-            source = ZooKeeperSource(parse(f"{url}?session_timeout_s={session_s}", "zk"))
-            await source.open()
-            stack.push_async_callback(source.close)
-            return source
-
-        yield opened
+    return opened
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Live gateways on the test's database, and a shop that all tests of a file share."""
 
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -20,14 +20,13 @@ Start = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-async def start_gateway() -> AsyncIterator[Start]:
+def start_gateway(stack: AsyncExitStack) -> Start:
     """Give what starts a gateway on a database, with settings by name. All are stopped afterwards."""
-    async with contextlib.AsyncExitStack() as stack:
 
-        async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
-            return await stack.enter_async_context(in_thread(database, times, **changes))
+    async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
+        return await stack.enter_async_context(in_thread(database, times, **changes))
 
-        yield start
+    return start
 
 
 @pytest.fixture

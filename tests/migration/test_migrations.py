@@ -171,13 +171,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-async def empty_database(postgres: PostgresServer) -> AsyncIterator[Empty]:
-    async with AsyncExitStack() as databases:
+def empty_database(postgres: PostgresServer, stack: AsyncExitStack) -> Empty:
+    async def make() -> str:
+        return await stack.enter_async_context(never_migrated(postgres, f"compared_{next(_numbers)}"))
 
-        async def make() -> str:
-            return await databases.enter_async_context(never_migrated(postgres, f"compared_{next(_numbers)}"))
-
-        yield make
+    return make
 
 
 async def dumped(url: str) -> str:

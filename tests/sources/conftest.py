@@ -81,12 +81,6 @@ def secret() -> str:
     return secrets.token_urlsafe(24)
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
 async def serving(stack: AsyncExitStack, database: str, name: str, url: str, **pinned: Any) -> Api:
     """Serve a database with the source of this name, and a table orders: its own, unless `source` says otherwise."""
     client = await stack.enter_async_context(in_process(database, sources=f"{name}={url}"))

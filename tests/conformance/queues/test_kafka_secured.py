@@ -47,17 +47,16 @@ Opened = Callable[[str], Awaitable[KafkaLog]]
 
 
 @pytest.fixture
-async def opened() -> AsyncIterator[Opened]:
+def opened(stack: AsyncExitStack) -> Opened:
     """Give a function that opens the log of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        async def of(url: str) -> KafkaLog:
-            log = from_url(url)
-            await log.open()
-            stack.push_async_callback(log.close)
-            return log
+    async def of(url: str) -> KafkaLog:
+        log = from_url(url)
+        await log.open()
+        stack.push_async_callback(log.close)
+        return log
 
-        yield of
+    return of
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

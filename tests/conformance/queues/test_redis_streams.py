@@ -58,16 +58,15 @@ async def port(server: RedisBench) -> int:
 
 
 @pytest.fixture
-async def log_at() -> AsyncIterator[Opened]:
+def log_at(stack: AsyncExitStack) -> Opened:
     """Give a function that makes the log of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        def made(url: str) -> RedisLog:
-            log = from_url(url)
-            stack.push_async_callback(log.close)
-            return log
+    def made(url: str) -> RedisLog:
+        log = from_url(url)
+        stack.push_async_callback(log.close)
+        return log
 
-        yield made
+    return made
 
 
 @pytest.fixture
