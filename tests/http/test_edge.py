@@ -468,26 +468,29 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
     differ = {}
     h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
     alike = [
-        GET + b"\r\n", b"GET /a?b=c%23&d=%20+ HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET http://localhost/a?b HTTP/1.1\r\n" + HOST + b"\r\n", GET + b"X:  padded \t\r\nY:\r\nZ: a\tb\r\n\r\n",
-        GET + b"X: one\r\nx: two\r\n\r\n", GET + b"X: \xe9\xff\r\n\r\n", GET + b"X_y: 1\r\nx-y: 2\r\n\r\n",
-        b"SOURCE /a HTTP/1.1\r\n" + HOST + b"\r\n", GET + h2c + b"\r\n",
-        GET + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-        b"OPTIONS /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
-        b"DELETE /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
-        b"GET /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok", PUT + b"Content-Length: 0\r\n\r\n",
-        PUT + b"Content-Length: 5\r\n\r\n12345", PUT + b"Content-Length: 0005\r\n\r\n12345",
-        PUT + b"Content-Length:5\r\n\r\n12345", PUT + b"Content-Length: 5 \r\n\r\n12345",
-        PUT + h2c + b"Content-Length: 5\r\n\r\n12345",
-        PUT + b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        PUT + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        PUT + h2c + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT), CHUNKED + b"\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345\r\n0\r\n\r\n", CHUNKED + b"\r\n5;name=value\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n00005\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\na\r\n1234567890\r\nA\r\n1234567890\r\n0\r\n\r\n",
-        CHUNKED + h2c + b"\r\n5\r\n12345\r\n0\r\n\r\n", CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(NEXT), NEXT),
+        *(line + b"\r\n" + HOST + b"\r\n" for line in (
+            b"GET /a?b=c%23&d=%20+ HTTP/1.1", b"GET http://localhost/a?b HTTP/1.1", b"SOURCE /a HTTP/1.1",
+        )),
+        *(GET + fields + b"\r\n" for fields in (
+            b"", b"X:  padded \t\r\nY:\r\nZ: a\tb\r\n", b"X: one\r\nx: two\r\n", b"X: \xe9\xff\r\n",
+            b"X_y: 1\r\nx-y: 2\r\n", h2c, b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+        )),
+        *(method + b" /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok"
+          for method in (b"OPTIONS", b"DELETE", b"GET")),
+        PUT + b"Content-Length: 0\r\n\r\n",
+        *(PUT + fields + b"\r\n\r\n12345" for fields in (
+            b"Content-Length: 5", b"Content-Length: 0005", b"Content-Length:5", b"Content-Length: 5 ",
+            h2c + b"Content-Length: 5", b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5",
+            b"Expect: 100-continue\r\nContent-Length: 5",
+        )),
+        *(PUT + fields + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT) for fields in (
+            b"", h2c, b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+        )),
+        *(CHUNKED + b"\r\n" + chunks + b"0\r\n\r\n" for chunks in (
+            b"", b"5\r\n12345\r\n", b"5;name=value\r\n12345\r\n", b"00005\r\n12345\r\n",
+            b"a\r\n1234567890\r\nA\r\n1234567890\r\n", b"%x\r\n%b\r\n" % (len(NEXT), NEXT),
+        )),
+        CHUNKED + h2c + b"\r\n5\r\n12345\r\n0\r\n\r\n",
     ]  # fmt: skip
     for data in alike:
         read, _ = await by_gateway(recorded, data + NEXT, size)
@@ -501,37 +504,35 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
 async def test_what_is_no_request_is_refused_with_all_that_follows(recorded: tuple[Recorded, str], size: int) -> None:
     taken = {}
     refused = [
-        b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n", b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET\t/a HTTP/1.1\r\n" + HOST + b"\r\n", b"GET /a\x00 HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /\xe9 HTTP/1.1\r\n" + HOST + b"\r\n", b"GET a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /a HTTP/1.2\r\n" + HOST + b"\r\n", b"GET /a HTTP/2.0\r\n" + HOST + b"\r\n", b"GET /a HTTP/0.9\r\n\r\n",
-        b"GET /a http/1.1\r\n" + HOST + b"\r\n", b"GET /a\r\n\r\n", b"GET /a ICE/1.0\r\n" + HOST + b"\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GE(T /a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET http://elsewhere/a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET ftp://localhost/a HTTP/1.1\r\n" + HOST + b"\r\n", b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n",
-        GET + b"X : 1\r\n\r\n", GET + b" X: 1\r\n\r\n", GET + b"X: 1\r\n 2\r\n\r\n", GET + b"X: 1\r\n\t2\r\n\r\n",
-        GET + b": 1\r\n\r\n", GET + b"X\r\n\r\n", GET + b"X(: 1\r\n\r\n", GET + b"X: \x00\r\n\r\n",
-        GET + b"X: \x01\r\n\r\n", GET + b"X: a\rb\r\n\r\n", GET + b"X: a\r\r\n\r\n",
-        PUT + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345", PUT + b"Content-Length: 5, 5\r\n\r\n12345",
-        PUT + b"Content-Length: +5\r\n\r\n12345", PUT + b"Content-Length: -5\r\n\r\n12345",
-        PUT + b"Content-Length: 0x5\r\n\r\n12345", PUT + b"Content-Length: 5 5\r\n\r\n12345",
-        PUT + b"Content-Length:\r\n\r\n12345", PUT + b"Content-Length: 99999999999999999999\r\n\r\n12345",
+        *(line + b"\r\n" + HOST + b"\r\n" for line in (
+            b"GET /a#b HTTP/1.1", b"GET /a b HTTP/1.1", b"GET\t/a HTTP/1.1", b"GET /a\x00 HTTP/1.1",
+            b"GET /\xe9 HTTP/1.1", b"GET a HTTP/1.1", b"GET /a HTTP/1.2", b"GET /a HTTP/2.0", b"GET /a http/1.1",
+            b"GET /a ICE/1.0", b"GE(T /a HTTP/1.1", b"GET http://elsewhere/a HTTP/1.1",
+            b"GET ftp://localhost/a HTTP/1.1", b"CONNECT localhost:80 HTTP/1.1",
+        )),
+        *(b"GET /a HTTP/0.9\r\n\r\n", b"GET /a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        *(GET + field + b"\r\n\r\n" for field in (
+            b"X : 1", b" X: 1", b"X: 1\r\n 2", b"X: 1\r\n\t2", b": 1", b"X", b"X(: 1", b"X: \x00", b"X: \x01",
+            b"X: a\rb", b"X: a\r",
+        )),
+        *(PUT + fields + b"\r\n\r\n12345" for fields in (
+            b"Content-Length: 5\r\nContent-Length: 5", b"Content-Length: 5\r\nContent-Length: 6",
+            b"Content-Length: 5, 5", b"Content-Length: +5", b"Content-Length: -5", b"Content-Length: 0x5",
+            b"Content-Length: 5 5", b"Content-Length:", b"Content-Length: 99999999999999999999",
+        )),
         CHUNKED + b"Content-Length: 5\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
         PUT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", PUT + b"Transfer-Encoding: identity\r\n\r\n",
-        PUT + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", PUT + b"Transfer-Encoding: , chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+        *(PUT + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n" for coding in (
+            b"chunked\r\nTransfer-Encoding: chunked", b"gzip, chunked", b"chunked, identity", b"xchunked",
+            b", chunked", b"chunked;q=1", b"gzip\r\nTransfer-Encoding: chunked", b"\x0bchunked",
+        )),
+        PUT + b"Transfer-Encoding: identity\r\n\r\n",
         b"PUT /a HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5 \r\n12345\r\n0\r\n\r\n", CHUNKED + b"\r\n 5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n0x5\r\n12345\r\n0\r\n\r\n", CHUNKED + b"\r\n-5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\n12345\n0\n\n", CHUNKED + b"\r\n5\r\n123456\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345" + b"0\r\n\r\n", CHUNKED + b"\r\nfffffffffffffffff\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345\r\n0\r\nX-Fence-Token: 5\r\n\r\n",
+        *(CHUNKED + b"\r\n" + chunks for chunks in (
+            b"5 \r\n12345\r\n0\r\n\r\n", b" 5\r\n12345\r\n0\r\n\r\n", b"0x5\r\n12345\r\n0\r\n\r\n",
+            b"-5\r\n12345\r\n0\r\n\r\n", b"5\n12345\n0\n\n", b"5\r\n123456\r\n0\r\n\r\n", b"5\r\n123450\r\n\r\n",
+            b"fffffffffffffffff\r\n12345\r\n0\r\n\r\n", b"5\r\n12345\r\n0\r\nX-Fence-Token: 5\r\n\r\n",
+        )),
     ]  # fmt: skip
     for data in refused:
         read, statuses = await by_gateway(recorded, data + NEXT, size)
