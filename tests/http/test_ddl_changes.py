@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from tests.http.conftest import Start
 from tests.support.asking import Api, code
-from tests.support.interleave import Connection
+from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import UNHURRIED
 
 from fencepost.server.ops.protect import protect, unprotect
@@ -69,14 +69,14 @@ ONCE: Final = replace(UNHURRIED, connections=replace(UNHURRIED.connections, list
 
 
 LISTENING = """
-SELECT count(*) FROM pg_stat_activity
+SELECT count(*) = $1 FROM pg_stat_activity
  WHERE application_name = 'fencepost listener' AND datname = current_database() AND query ILIKE 'listen%'"""
 
 
 @pytest.fixture
-async def notified(database: str, start_gateway: Start) -> AsyncIterator[Scene]:
+async def notified(connect: Connect, database: str, start_gateway: Start) -> AsyncIterator[Scene]:
     """A gateway on a small protected table."""
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     await owner.execute("SET search_path = public")
     await owner.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text, n int); INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)"
@@ -86,7 +86,6 @@ async def notified(database: str, start_gateway: Start) -> AsyncIterator[Scene]:
     async with Api.open(await start_gateway(database, ONCE, serve_unprotected=True)) as api:
         assert (await api.ask("GET", "data/t")).status_code == 200
         yield Scene(api, owner)
-    await owner.close()
 
 
 @pytest.fixture
@@ -98,13 +97,9 @@ async def scene(notified: Scene) -> Scene:
 
 async def _cut_off_notifications(owner: Connection) -> None:
     """End the gateway's listening connection, the only one that it opens."""
-    await eventually(lambda: owner.fetchval(LISTENING), what="the gateway listening")
+    await eventually(lambda: owner.fetchval(LISTENING, 1), what="the gateway listening")
     await owner.fetchval(LISTENERS)
-
-    async def gone() -> bool:
-        return not await owner.fetchval(LISTENING)
-
-    await eventually(gone, what="the listener's end")
+    await eventually(lambda: owner.fetchval(LISTENING, 0), what="the listener's end")
 
 
 # Tables and columns that come, go, change their names, types or protection under a running gateway.

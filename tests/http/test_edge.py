@@ -661,19 +661,15 @@ async def test_who_has_gone_waits_for_no_lock_whatever_it_sent_behind_the_reques
 ) -> None:
     lease = (await post(http, "G", ttl_ms=3_600_000)).json()
 
-    async def waiters() -> int:
+    async def waiters(count: int) -> bool:
         (lock,) = (await http.get("/v1/locks?name=G")).json()
-        return len(lock["waiters"])
+        return len(lock["waiters"]) == count
 
     await raw.send(request("POST", "/v1/leases", {"lock": "G", "wait_ms": 60_000, "ttl_ms": 3_600_000}) + behind)
-    await eventually(waiters, what="the waiter")
+    await eventually(lambda: waiters(1), what="the waiter")
     await raw.send(later)
     end(raw)
-
-    async def nobody() -> bool:
-        return not await waiters()
-
-    await eventually(nobody, what="the queue without it")
+    await eventually(lambda: waiters(0), what="the queue without it")
     await release(http, lease)
     assert (await post(http, "G")).status_code == 201
     if not raw.writer.is_closing():

@@ -369,11 +369,7 @@ async def append(shop: SealedShop, token: object, resource: str = "orders/a") ->
 
 async def reasons(shop: SealedShop) -> list[str]:
     """Wait until nothing is queued, and give why writes became dead letters."""
-
-    async def decided() -> bool:
-        return not await shop.sql("SELECT FROM fencepost.queued")
-
-    await eventually(decided)
+    await eventually(lambda: shop.sql("SELECT WHERE NOT EXISTS (SELECT FROM fencepost.queued)"))
     return [row["reason"] for row in await shop.sql("SELECT reason FROM fencepost.queue_dead ORDER BY at")]
 
 

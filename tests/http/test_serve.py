@@ -99,11 +99,8 @@ async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done_
 ) -> None:
     process = launch("--port", "0", "--data-dir", str(short_dir / "data"), errors=short_dir / "stderr")
     with process:
-
-        async def initdb_works() -> bool:
-            return (short_dir / "data" / "pgdata.new" / "base").exists()
-
-        await eventually(initdb_works, within=STARTS_WITHIN, what="the beginning of initdb")
+        begun = short_dir / "data" / "pgdata.new" / "base"
+        await until(begun.exists, within=STARTS_WITHIN, what="the beginning of initdb")
         left = [process.pid, *descendants(process.pid)]
         os.killpg(process.pid, signal.SIGINT)
         await all_gone(left)

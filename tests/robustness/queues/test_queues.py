@@ -28,6 +28,7 @@ from tests.robustness.queues.world import (
     messages,
     world,
 )
+from tests.support.servers import until
 from tests.support.violations import assert_none
 
 from fencepost.testing.faults import killed, paused
@@ -203,17 +204,10 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
         submitting = asyncio.create_task(submitters.submit())
         try:
             at = random.Random(seed).randrange(total // 10, total // 2)
-
-            async def far_enough() -> bool:
-                return submitters.acknowledged >= at
-
-            await eventually(far_enough, within=2 * PATIENCE, what="the first half of the submissions")
+            await until(lambda: submitters.acknowledged >= at, within=2 * PATIENCE, what="half of the submissions")
             younger.start()
-
-            async def says_so() -> bool:
-                return any(says in each.log_text() for each in (older, younger))
-
-            await eventually(says_so, within=2 * PATIENCE, what="why one of them does not consume")
+            what = "why one of them does not consume"
+            await until(lambda: says in older.log_text() + younger.log_text(), within=2 * PATIENCE, what=what)
             await submitting
             await house.settle(submitters)
         except Exception as error:
