@@ -20,7 +20,7 @@ from tests.http.conftest import Start
 from tests.http.test_data_routes import of, some_orders
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
-from tests.support.interleave import Connection, connection_to
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.shops import Shop
 
 from fencepost.cli.main import main
@@ -228,9 +228,9 @@ def means(sql: str, sent: Any, seen: Any) -> bool:
     return bool(seen == (sent[:20] if sql == "varchar(20)" else sent))
 
 
-async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str) -> None:
+async def test_json_null_is_kept_where_a_column_must_have_a_value(connect: Connect, database: str) -> None:
     columns = "j jsonb NOT NULL, k json NOT NULL, d public.doc, e public.draft, n jsonb"
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     await owner.execute("CREATE DOMAIN public.doc AS jsonb NOT NULL; CREATE DOMAIN public.draft AS public.doc")
     await owner.execute(f"CREATE TABLE public.docs (id int PRIMARY KEY, {columns})")
     await owner.execute("INSERT INTO public.docs VALUES (1, 'null', 'null', 'null', 'null', 'null')")
@@ -249,16 +249,15 @@ async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str)
         missing = await client.write("POST", f"{path}?columns=id,j,k,d,e,n", [row | {"id": 6}, {"id": 7, "j": 1}])
         assert (missing.status_code, missing.json()["code"]) == (400, "23502")
     found = await owner.fetch("SELECT j::text, k::text, d::text, e::text, n::text FROM public.docs ORDER BY id")
-    await owner.close()
     assert [tuple(each) for each in found] == [("null",) * 4 + (None,)] * 4 + [
         ('{"j": null}', "null", "null", "null", None)
     ]
 
 
 @pytest.mark.versions
-async def test_what_a_type_cannot_read_is_400_and_names_the_column(database: str) -> None:
+async def test_what_a_type_cannot_read_is_400_and_names_the_column(connect: Connect, database: str) -> None:
     """Types of extensions may call it an internal error."""
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     types = await owner.fetch("SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'ltree', 'vector')")
     columns = {"p": "tsquery", "x": "jsonpath"}
     for (name,) in types:
@@ -267,7 +266,6 @@ async def test_what_a_type_cannot_read_is_400_and_names_the_column(database: str
     await owner.execute(f"CREATE TABLE public.odd (id int PRIMARY KEY, t text, {as_columns(columns)})")
     await protect(owner, "odd")
     await owner.execute("INSERT INTO public.odd (id, t, last_fence_token) VALUES (1, 'a \" b', 1)")
-    await owner.close()
     async with in_process(database) as http:
         client, path = Client(http, 10), "/v1/data/odd"
         for name, sql in columns.items():
@@ -347,8 +345,8 @@ async def every_type(owner: Connection) -> dict[str, str]:
 
 
 @pytest.mark.versions
-async def test_a_row_of_every_type_comes_back_as_it_went(database: str) -> None:
-    owner = await asyncpg.connect(database)
+async def test_a_row_of_every_type_comes_back_as_it_went(connect: Connect, database: str) -> None:
+    owner = await connect()
     given = await every_type(owner)
     columns = {f"c{n}": sql for n, sql in enumerate(given)}
     await owner.execute(f"CREATE TABLE every (id int PRIMARY KEY, {as_columns(columns)})")
@@ -367,7 +365,6 @@ async def test_a_row_of_every_type_comes_back_as_it_went(database: str) -> None:
         led = {sql for c, sql in columns.items() if (await http.get(f"{path}?{c}->0=not.is.null")).status_code == 200}
     with_parts = {"json", "jsonb", "int2vector", "oidvector", "pair", "bag", "hstore"}
     assert led == {sql for sql in given if sql in with_parts or sql.endswith("[]")}, "JSON paths lead into these"
-    await owner.close()
 
 
 # `Prefer: return=minimal` reads what a write needs and no more: who may see key and mark only can write.
@@ -400,8 +397,8 @@ GRANT SELECT (id, room), INSERT (id, status, room), UPDATE (status) ON public.de
 
 
 @pytest.fixture
-async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database)
+async def owner(connect: Connect) -> AsyncIterator[Connection]:
+    connection = await connect()
     await connection.execute(SQL)
     for table in ("tasks", "notes", "chairs"):
         await protect(connection, table)
@@ -411,11 +408,10 @@ async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.execute("DROP OWNED BY minimalist; DROP ROLE minimalist")
-        await connection.close()
 
 
 @pytest.fixture
-async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: Start) -> AsyncIterator[Api]:
+async def minimal_api(owner: Connection, database: str, start_gateway: Start) -> AsyncIterator[Api]:
     command = ["migrate", "--gateway-role", "minimalist", "--database-url", database]
     migrated = await asyncio.to_thread(CliRunner().invoke, main, command)
     assert migrated.exit_code == 0, migrated.output
@@ -425,7 +421,7 @@ async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: S
         yield api
 
 
-async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: asyncpg.Connection) -> None:
+async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: Connection) -> None:
     for table, key in (("tasks", None), ("notes", "a-key"), ("chairs", None), ("desks", "other-key")):
         writes: list[tuple[str, str, object, int]] = [
             ("PATCH", "1", {"status": "paid"}, 204),
