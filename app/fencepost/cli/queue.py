@@ -54,7 +54,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
     from fencepost.server.health import look_at  # noqa: PLC0415
     from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
-    from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.server.serve import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import random
 import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ from fencepost.server.consuming.deciding import Decider, Reports
 from fencepost.server.fence.caller import ANONYMOUS, Access, Caller
 from fencepost.server.fence.seal import SealKeys, SealKeysError, parse_keys
 from fencepost.server.gateway.gateway import Gateway, Seals
-from fencepost.server.identity.api_keys import ApiKeys
+from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.identity.jwt import (
     LONGEST_ROLE,
@@ -39,7 +38,6 @@ from fencepost.server.locks.source import Source, SourceConfigError, SourceConte
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import (
     Emit,
-    QueueFailed,
     SealKeysRead,
     SealKeysUnreadable,
     SourceQuarantined,
@@ -73,13 +71,19 @@ class Authentication:
     api_keys: ApiKeys | None
     names_roles: bool = False
     """Whether what a JWT says, or that there is none, makes a request that of a role."""
+    announcements: Announcements | None = None
+    """Who hears that API keys change; None: the gateway takes none."""
+
+    @property
+    def has_keys(self) -> Callable[[], bool] | None:
+        """Says whether there are keys by which JWTs are verified; None: none are fetched."""
+        jwks = self.jwks
+        return None if jwks is None else lambda: jwks.current() is not None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep keys fresh, as long as the block runs."""
-        async with AsyncExitStack() as stack:
-            if self.jwks is not None:
-                await stack.enter_async_context(self.jwks.refreshed())
+        async with nullcontext() if self.jwks is None else self.jwks.refreshed():
             yield
 
 
@@ -110,7 +114,8 @@ def read_authentication(
     if jwks is not None:
         jwks.changed = authenticator.forget
     names_roles = bool(expected.anonymous_role or (keys is not None and expected.role_path))
-    return Authentication(authenticator, jwks, api_keys, names_roles)
+    announcements = None if api_keys is None else Announcements(authenticator.forget, times)
+    return Authentication(authenticator, jwks, api_keys, names_roles, announcements)
 
 
 def _fixed(settings: Settings) -> FixedKeys | None:
@@ -287,7 +292,7 @@ def read_source(text: str, dsn: str) -> ConfiguredSource:
 
 @asynccontextmanager
 async def sources_opened(
-    configured: Sequence[ConfiguredSource], gateway: Gateway, emit: Emit, stopping: Stopping, *, history: float
+    configured: Sequence[ConfiguredSource], gateway: Gateway, stopping: Stopping
 ) -> AsyncIterator[dict[str, SourceLocks]]:
     """Open the sources, and close them in the end, all at once. The services need not be there; their names must be
     free.
@@ -301,17 +306,13 @@ async def sources_opened(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(close)
         for each in configured:
-            locks = _locks(each, gateway, emit)
+            locks = _locks(each, gateway)
             try:
                 await locks.open()
             except RefusedError as error:
                 raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}. {_mend(error)}") from error
             opened[each.name] = locks
-        sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit, gateway.times))
-        try:
-            yield opened
-        finally:
-            sweeping.cancel()
+        yield opened
 
 
 def _mend(error: RefusedError) -> str:
@@ -320,7 +321,7 @@ def _mend(error: RefusedError) -> str:
     return error.hint or ""
 
 
-def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> SourceLocks:
+def _locks(configured: ConfiguredSource, gateway: Gateway) -> SourceLocks:
     name = configured.name
     return SourceLocks(
         name,
@@ -328,19 +329,10 @@ def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> Source
         configured.source,
         gateway.database,
         limits=gateway.locks.limits,
-        failed=lambda reason: emit(SourceTrouble(name, reason)),
-        quarantined=lambda reason: emit(SourceQuarantined(name, reason)),
+        failed=lambda reason: gateway.emit(SourceTrouble(name, reason)),
+        quarantined=lambda reason: gateway.emit(SourceQuarantined(name, reason)),
         times=gateway.times,
     )
-
-
-async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emit: Emit, times: Times) -> None:
-    while opened:
-        await times.clock.sleep(times.sources.sweep_about_every * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
-        try:
-            await opened[0].sweep(history)  # those of all sources
-        except StorageError as error:
-            emit(QueueFailed(f"leases of lock services that ended could not be forgotten: {error}"))
 
 
 async def list_sources(gateway: Gateway) -> list[KnownSource]:

@@ -1,4 +1,4 @@
-"""How long the parts of a gateway wait, in seconds: one value, which wiring.py hands down.
+"""How long the parts of a gateway wait, in seconds: one value, which serve.py hands down.
 
 What an operator chooses is in settings.py, and not here. A test hands in times of its own, or a
 clock that it moves by hand.
@@ -165,7 +165,7 @@ class SourceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepTimes:
-    """What is done now and then (wiring.py). Where it says `about`, more or less, so that gateways take turns."""
+    """What is done now and then (serve.py). Where it says `about`, more or less, so that gateways take turns."""
 
     reload_every: float = 30.0
     """What was not announced and no request stumbles over, for example a new column, is seen after so long at most."""
