@@ -11,8 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from fencepost.server.ops.checks import watch_sql
-from fencepost.server.ops.schema import SCHEMA, act_sql, settle_sql
+from fencepost.server.ops.schema import SCHEMA, act_sql, settle_sql, watch_sql
 from fencepost.server.postgres import connection as session
 
 # Migrations of several gateways that start at once wait for each other here.

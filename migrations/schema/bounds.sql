@@ -7,7 +7,7 @@
 --
 -- Token = generation * 2^48 + what was drawn since. Above the highest, or too far above the mark: FP018. Below the oldest: FP409.
 -- The mark is judged first, since its refusal is more exact. Tables' own triggers compare with these functions in the plain
--- case, and call require_issued and require_reach only to raise (ops/functions.py).
+-- case, and call require_issued and require_reach only to raise (table_functions.sql).
 
 -- One sequence for all locks: tokens are ordered across locks, and an idle lock needs no row. CACHE 1 is a safety
 -- property: with more, sessions would hand out older tokens later.

@@ -1,5 +1,5 @@
 -- What the two event triggers call: on_partitions at the end of each CREATE TABLE and ALTER TABLE of the database, on_dropped when
--- something is dropped. ops/checks.py makes the event triggers: only a superuser can, and they
+-- something is dropped. ops/schema.py makes the event triggers: only a superuser can, and they
 -- belong to the database and not to this schema. What they do for partitions is in partitions.sql.
 
 -- The tables, of a protected one and its partitions, where a row that is inserted without a word about last_fence_token gets

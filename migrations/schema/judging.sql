@@ -10,10 +10,11 @@
 -- means, and `enforce` makes it happen: a refusal, or a record behind broken glass. Bounds of tokens are in bounds.sql.
 
 -- The rule: whether a mark, or a floor, lets a token pass (R1, R2). A scope and a row are judged alike. The same comparison stands in
---   accepts      fence/token.py       Python's: verdicts, and floors that a claim reads
---   comparison   postgres/row_sql.py  the WHERE of the gateway's statements
---   _update      ops/functions.py     the plain case of a table's trigger: a token above the mark, under both rules
---   enter_each   scopes.sql           the plain case of scopes
+--   accepts      fence/token.py          Python's: verdicts, and floors that a claim reads
+--   comparison   postgres/row_sql.py     the WHERE of the gateway's statements
+--   update_body  table_functions.sql     the plain case of a table's trigger: a token above the mark, under both rules
+--   delete_body  table_functions.sql     the WHERE of the gateway's DELETE
+--   enter_each   scopes.sql              the plain case of scopes
 -- tests/races/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that
 -- set it, too: see verdict. PostgreSQL puts the expression in place of the call, so that it costs nothing: no SET clause, not STRICT.
 CREATE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -1,4 +1,4 @@
--- The marks that a table's rows have when `fencepost protect` begins to guard them, or `unprotect` ends it (ops/ddl.py): what was
+-- The marks that a table's rows have when `fencepost protect` begins to guard them, or `unprotect` ends it (protect.sql): what was
 -- written down of them, what a floor or a scope stands for, and what is not known any more. The table is locked; see protecting.sql.
 
 -- Write to a table's rows. Its own triggers may fire: they find their names as always, so the statement names its operators in full; $1 is
@@ -153,10 +153,141 @@ SET search_path = pg_catalog, pg_temp AS $$
   SELECT f.* FROM fencepost.floors f
    WHERE f.covers_rows AND (f.relation = p_table OR f.name = p_name AND fencepost.name_of(f.relation) IS NULL) $$;
 
+-- Refuse to go on where a mark is above a ceiling (null: there is none): it would refuse everybody, and some of what `protect` does carries it on
+-- to other rows.
+CREATE FUNCTION fencepost.refuse_above(p_resource text, p_mark bigint, p_max_token bigint, p_mend text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_mark > p_max_token THEN
+    RAISE EXCEPTION USING ERRCODE = '54000', HINT = p_mend,
+      MESSAGE = format('%s has the mark %s, above %s, the highest token that the table is to take.', p_resource, p_mark, p_max_token);
+  END IF;
+END $$;
+
+-- The highest mark of keys without a row, or of scopes, under a name, or its floor. mend: what to do about one that is too high. p_registered: a
+-- table is protected under the name.
+CREATE FUNCTION fencepost.highest_mark(p_name text, p_registered boolean, OUT resource text, OUT mark bigint, OUT mend text) LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT k.* FROM (
+    (SELECT m.resource, m.last_fence_token AS mark, fencepost.mend_reset(quote_literal(m.resource), p_registered) FROM fencepost.marks m
+      WHERE starts_with(m.resource, fencepost.enc(p_name) || '/') ORDER BY m.last_fence_token DESC LIMIT 1)
+    UNION ALL
+    SELECT 'The floor of ' || f.name, f.floor, fencepost.mend_reset(f.name, true) FROM fencepost.floors f WHERE f.name = p_name
+  ) AS k ORDER BY k.mark DESC LIMIT 1 $$;
+
+-- The highest mark of a table's rows. p_named_by: the expression that names a row r. A policy that hides rows from their owner must fail here, and
+-- not hide their marks.
+CREATE FUNCTION fencepost.highest_mark_of_rows(p_table regclass, p_named_by text, p_registered boolean, OUT resource text, OUT mark bigint, OUT mend text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+  EXECUTE format('SELECT %s, r.last_fence_token FROM %s AS r ORDER BY r.last_fence_token DESC LIMIT 1', p_named_by, p_table) INTO resource, mark;
+  mend := fencepost.mend_reset(quote_literal(resource), p_registered);
+END $$;
+
+-- Look whether the marks that are there fit a table that was just registered: they are below the ceiling of an external one, and a source's
+-- tokens go on from above them. The built-in source's are moved there. A lock service's cannot be moved: those marks count as issued by it, and if
+-- they were not, its next grant shows that it counts from elsewhere. p_before: the source that the marks were of, null where that is not known:
+-- when it is known to be another one, a service that has given no token begins in a generation above them.
+--
+-- Exact, because the table's lock, or that of the scopes, keeps every mark from rising meanwhile. So is the sequence: no session draws from it
+-- until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that passes. A claim of a key
+-- without a row takes the table's lock last; it looks at the source after that (`claim_absent`). Under such a source no mark rises
+-- above what was issued, so repeating `protect` looks at no row (a new name may have marks of a table that was called so before).
+CREATE FUNCTION fencepost.meet_marks(p_table regclass, p_before text, p_registered boolean) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p fencepost.protected;
+  high record;
+  of_rows record;
+BEGIN
+  SELECT x.* INTO p FROM fencepost.protected x WHERE x.relation = p_table;
+  high := fencepost.highest_mark(coalesce(fencepost.scope_prefix(p.scope), p.name), p_registered);
+  -- A column that this transaction has added holds no mark: no need to read a large table for that.
+  IF p.scope IS NULL AND current_setting('fencepost.made', true) IS DISTINCT FROM 'true' THEN
+    of_rows := fencepost.highest_mark_of_rows(p_table, fencepost.part_name(p.functions, 'name') || '(r.*)', p_registered);
+    IF of_rows.mark >= coalesce(high.mark, 0) THEN high := of_rows; END IF;
+  END IF;
+  IF p.source = 'external' THEN
+    PERFORM fencepost.refuse_above(high.resource, high.mark, p.max_token, high.mend);
+    RETURN;
+  END IF;
+  IF high.mark > 4611686018427387904 THEN
+    RAISE EXCEPTION USING ERRCODE = '54000', HINT = high.mend, MESSAGE = format('%s has the mark %s, above 2^62: tokens would have to go on from'
+      ' there, and too few are left.', high.resource, high.mark);
+  END IF;
+  IF p.source = 'builtin' THEN
+    PERFORM fencepost.issue_beyond(high.mark);
+  ELSE
+    -- No mark but its own is a position of a queue.
+    PERFORM fencepost.source_beyond(p.source, high.mark, CASE WHEN strpos(p.source, ':') > 0 THEN p_before IS DISTINCT FROM p.source
+                                                              ELSE p_before NOT IN ('external', p.source) AND p_before IS NOT NULL END);
+  END IF;
+END $$;
+
+-- A table leaves its scope (R8): its floor becomes the highest mark that its rows may have had, and its next protection by rows writes it into
+-- them. If it was renamed, that of the name that it has now: the next protection is of that one. A mark above p_max_token (null: any) is
+-- refused, before it becomes the mark of every row.
+CREATE FUNCTION fencepost.leave_scope(p_table regclass, p_max_token bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  now fencepost.protected;
+  called text := fencepost.name_of(p_table);
+  high record;
+BEGIN
+  SELECT x.* INTO now FROM fencepost.protected x WHERE x.relation = p_table;
+  high := fencepost.highest_mark(fencepost.scope_prefix(now.scope), true);
+  PERFORM fencepost.refuse_above(high.resource, high.mark, p_max_token, high.mend);
+  IF now.name <> called THEN PERFORM fencepost.take_name(p_table, called); END IF;
+  INSERT INTO fencepost.floors AS f (name, relation, floor, covers_rows)
+  SELECT called, p_table, greatest(high.mark, (SELECT p.floor FROM fencepost.floors p WHERE p.name = now.name), 0), true
+  ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true, relation = excluded.relation;
+  UPDATE fencepost.protected x SET scope = NULL WHERE x.relation = p_table;
+END $$;
+
+-- A table enters a scope: the marks of its rows become their scope's, those of keys without a row the floor of the prefix. None above the ceiling,
+-- which would refuse every write in the whole scope, or under the whole prefix. p_names: under which the table's marks may be.
+CREATE FUNCTION fencepost.bring_marks(p_table regclass, p_template text, p_names text[], p_max_token bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+  now fencepost.protected;
+  prefix text := fencepost.scope_prefix(p_template);
+  theirs text[] := ARRAY(SELECT fencepost.enc(n) || '/' FROM unnest(p_names) n);
+  high record;
+BEGIN
+  SELECT x.* INTO now FROM fencepost.protected x WHERE x.relation = p_table;
+  -- Rows that have left a scope have no marks: the column, if there is one, is of no account.
+  IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p_table AND a.attname = 'last_fence_token' AND NOT a.attisdropped)
+     AND NOT EXISTS (SELECT FROM fencepost.floors_of_rows(p_table, fencepost.name_of(p_table))) THEN
+    high := fencepost.highest_mark_of_rows(p_table, fencepost.resource_expression(
+      p_table, coalesce(now.name, fencepost.name_of(p_table)), fencepost.primary_key(p_table), 'r'), now.name IS NOT NULL);
+    PERFORM fencepost.refuse_above(high.resource, high.mark, p_max_token, high.mend);
+    EXECUTE format(
+      'INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent) SELECT s.scope, s.mark, ''0'', true'
+      ' FROM (SELECT %s AS scope, max(r.last_fence_token) AS mark FROM %s AS r WHERE r.last_fence_token > 0 GROUP BY 1) AS s'
+      ' ORDER BY s.scope COLLATE "C" ON CONFLICT (resource) DO UPDATE'
+      ' SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), row_absent = true',
+      fencepost.resource_expression(p_table, prefix, fencepost.scope_columns(p_template), 'r'), p_table);
+  END IF;
+  SELECT k.* INTO high FROM (
+    (SELECT m.resource, m.last_fence_token AS mark, fencepost.mend_reset(quote_literal(m.resource), now.name IS NOT NULL) AS mend
+       FROM fencepost.marks m WHERE EXISTS (SELECT FROM unnest(theirs) t WHERE starts_with(m.resource, t)) ORDER BY 2 DESC LIMIT 1)
+    UNION ALL
+    SELECT f.name, f.floor, fencepost.mend_reset(f.name, true) FROM fencepost.floors f
+     WHERE f.name = ANY (p_names) OR f.relation = p_table::oid) AS k ORDER BY k.mark DESC LIMIT 1;
+  PERFORM fencepost.refuse_above(high.resource, high.mark, p_max_token, high.mend);
+  -- While rows are watched their columns are their marks; else rows may have gone, and their marks do not show it.
+  UPDATE fencepost.floors f SET floor = greatest(f.floor,
+      (SELECT max(m.last_fence_token) FROM fencepost.marks m
+        WHERE EXISTS (SELECT FROM unnest(theirs) t WHERE starts_with(m.resource, t))
+          AND (m.row_absent OR now.name IS NULL OR now.scope IS NOT NULL)),
+      (SELECT max(t.floor) FROM fencepost.floors t WHERE t.name = ANY (p_names) OR t.relation = p_table::oid))
+   WHERE f.name = prefix;
+END $$;
+
 -- Rows that have no marks of their own take the table's floor as theirs. What the column of a table that has left a scope holds is of no account,
 -- nothing has guarded it. The rows of a table in its place may have been copied with their marks, and none of these falls. Rows that are
--- guarded are left alone. A floor above p_max_token (null: any) is refused, before it becomes the mark of every row; p_mend says what to do.
-CREATE FUNCTION fencepost.raise_rows(p_table regclass, p_name text, p_max_token bigint, p_mend text) RETURNS void LANGUAGE plpgsql
+-- guarded are left alone. A floor above p_max_token (null: any) is refused, before it becomes the mark of every row.
+CREATE FUNCTION fencepost.raise_rows(p_table regclass, p_name text, p_max_token bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   lowest bigint;
@@ -171,7 +302,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '54000',
       MESSAGE = format('The floor of %s is %s, above %s, the highest token that the table is to take.',
                        of_floor, lowest, p_max_token),
-      HINT = format(p_mend, of_floor);
+      HINT = fencepost.mend_reset(of_floor, true);
   END IF;
   PERFORM fencepost.add_mark_column(p_table);
   PERFORM fencepost.write_rows(format(
@@ -183,9 +314,8 @@ BEGIN
 END $$;
 
 -- Make the column anew where it is gone from a table whose rows have marks of their own: all rows, and the floor, take what is above every
--- mark (ops/ddl.py). p_above: of an external source, how far its tokens have got; p_reason: what to say where
--- that is not known. No row is rewritten: a constant default counts for all that are there.
-CREATE FUNCTION fencepost.restore_marks(p_table regclass, p_above bigint, p_reason text) RETURNS void LANGUAGE plpgsql
+-- mark (protection.sql). p_above: of an external source, how far its tokens have got. No row is rewritten: a constant default counts for all that are there.
+CREATE FUNCTION fencepost.restore_marks(p_table regclass, p_above bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   p fencepost.protected;
@@ -202,7 +332,7 @@ BEGIN
   ELSIF p.source <> 'external' THEN
     known := fencepost.issued(p.source);
   ELSIF known IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = p_reason;
+    RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = fencepost.lost_marks_reason(fencepost.name_of(p_table));
   END IF;
   known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
                     (SELECT max(m.last_fence_token) FROM fencepost.marks m

@@ -2,7 +2,7 @@
 -- equal keys must have equal names, whatever the session's settings are, and different keys different ones.
 --
 -- Names stay: a table keeps the name under which it was protected, also when it is renamed. Only `protect` moves marks to a new
--- name, with the table locked (ops/functions.py).
+-- name, with the table locked (protect.sql).
 
 -- One part of a resource name. Injective: 'a/b','c' and 'a','b/c' must not render alike.
 CREATE FUNCTION fencepost.enc(part text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE

@@ -1,5 +1,5 @@
 -- Which tables are protected, and how. `fencepost protect` writes a row here, and makes the table's own functions and triggers
--- (ops/functions.py): these call the functions of judging.sql, bounds.sql and scopes.sql.
+-- (table_functions.sql): these call the functions of judging.sql, bounds.sql and scopes.sql.
 --
 -- Lock order of every fenced write:  rows (by table and key), each followed by its mark. With a scope: see scopes.sql.
 

@@ -1,4 +1,4 @@
--- What `fencepost protect` and `unprotect` do to one table, beside the DDL that is text for each (ops/ddl.py). The table is locked
+-- What `fencepost protect` and `unprotect` do to one table, beside the DDL that is text for each (protect.sql). The table is locked
 -- already. All of it runs in the name of the role that protects, a member of both owners: nothing here is SECURITY DEFINER.
 --
 -- Names of tables are put into statements while the search_path is pinned, and so are full. SQLSTATEs: 55000, the table or its scope
@@ -69,23 +69,48 @@ BEGIN
   END LOOP;
 END $$;
 
--- Look again once no other session can protect a table of this scope: two may have been looking at once.
-CREATE FUNCTION fencepost.require_one_rule(p_table regclass, p_prefix text, p_rule text, p_source text, p_sealed boolean,
-                                           p_max_token bigint, p_max_jump bigint) RETURNS void LANGUAGE plpgsql
+-- Look again once no other session can protect a table of this scope: two may have been looking at once. Tables that were dropped without
+-- unprotect would count for the rule.
+CREATE FUNCTION fencepost.require_one_rule(p_protection jsonb) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p fencepost.protected := jsonb_populate_record(NULL::fencepost.protected, p_protection);
+  prefix text := fencepost.scope_prefix(p.scope);
 BEGIN
-  IF EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
-              WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix AND p.relation <> p_table
-                AND (p.rule, p.source, p.sealed, p.max_token, p.max_jump)
-                    IS DISTINCT FROM (p_rule, p_source, p_sealed, p_max_token, p_max_jump)) THEN
+  DELETE FROM fencepost.protected x WHERE fencepost.scope_prefix(x.scope) = prefix AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = x.relation);
+  IF EXISTS (SELECT FROM fencepost.protected x WHERE fencepost.scope_prefix(x.scope) = prefix AND x.relation <> p.relation
+                AND (x.rule, x.source, x.sealed, x.max_token, x.max_jump)
+                    IS DISTINCT FROM (p.rule, p.source, p.sealed, p.max_token, p.max_jump)) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'a table was protected with this scope and another rule,'
       ' source, seal or ceiling at the same moment.';
   END IF;
-  IF EXISTS (SELECT FROM fencepost.protected p WHERE p.name = p_prefix) THEN
+  IF EXISTS (SELECT FROM fencepost.protected x WHERE x.name = prefix) THEN
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'a table with the name of this scope was protected at the'
       ' same moment.';
   END IF;
 END $$;
+
+-- Enter a table in fencepost.protected. A table of its name that was dropped without unprotect makes room.
+CREATE FUNCTION fencepost.register(p_protection jsonb) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p fencepost.protected := jsonb_populate_record(NULL::fencepost.protected, p_protection);
+  changes text;
+BEGIN
+  p.partitions := fencepost.partitions_of(p.relation);
+  p.protected_at := clock_timestamp();
+  p.protected_by := session_user;
+  UPDATE fencepost.floors f SET relation = NULL WHERE f.relation = p.relation::oid;
+  DELETE FROM fencepost.protected x WHERE x.name = p.name AND x.relation <> p.relation AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = x.relation);
+  SELECT string_agg(format('%1$I = excluded.%1$I', a.attname), ', ') INTO changes FROM pg_attribute a
+   WHERE a.attrelid = 'fencepost.protected'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+     AND a.attname NOT IN ('relation', 'protected_at', 'protected_by');
+  EXECUTE format('INSERT INTO fencepost.protected SELECT ($1).* ON CONFLICT (relation) DO UPDATE SET %s', changes) USING p;
+END $$;
+
+-- Keep all writers out of a prefix's scopes until the end of the transaction.
+CREATE FUNCTION fencepost.lock_scopes(p_prefix text) RETURNS void LANGUAGE sql
+SET search_path = pg_catalog, pg_temp AS $$ SELECT pg_advisory_xact_lock(hashtextextended('fencepost.scope/' || p_prefix, 0)) $$;
 
 -- The function that names a row's scope was made anew. The setting fencepost.bound has what it was before; where that is something else than
 -- p_bound, the template's names mean other columns now: every scope of the prefix is fenced up to its highest mark, for none of the marks

@@ -48,8 +48,11 @@ FILES = (
     "pruning",  # forgetting marks
     "partitions",  # tables that come and go
     "event_triggers",  # what sees them come and go
-    "protecting",  # what `protect` does to one table
-    "marks_of_rows",  # and which marks its rows then have
+    "table_functions",  # the functions of one table, as text
+    "protection",  # how it is to be protected, and what is in the way
+    "protecting",  # what `protect` does to it
+    "marks_of_rows",  # which marks its rows then have
+    "protect",  # `protect` and `unprotect`
     "sessions",  # what makes a session of the gateway what it was
     "as_gateway",  # what the gateway asks while a caller's role is on
     "versions",  # which versions can work on this
@@ -106,7 +109,7 @@ def dropping(statement: str) -> str | None:
     kind, name, arguments = made.groups()
     if kind != "FUNCTION":
         return f"DROP {kind} IF EXISTS {name}"
-    arguments = re.sub(r" DEFAULT \w+", "", arguments)
+    arguments = re.sub(r" DEFAULT [^,)]+", "", arguments)
     # Its event trigger is a superuser's.
     more = " CASCADE" if "RETURNS event_trigger" in statement else ""
     return f"DROP FUNCTION IF EXISTS {name}{arguments}{more}"

@@ -12,9 +12,8 @@ from tests.direct_sql.test_logical_replication import write
 from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.embedded import PostgresServer
-from fencepost.server.ops.protect import protect
+from fencepost.server.ops.protect import ProtectError, protect
 from fencepost.server.postgres.marks import ask_elements, in_key_order
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE

@@ -9,10 +9,10 @@ from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
 
 from fencepost.server.ops import migrate
-from fencepost.server.ops.checks import EVENT_TRIGGERS, lacks_event_triggers, watch_sql
 from fencepost.server.ops.doctor import examine
 from fencepost.server.ops.doctor_tables import PARTITIONS
 from fencepost.server.ops.protect import protect, unprotect
+from fencepost.server.ops.schema import EVENT_TRIGGERS, lacks_event_triggers, watch_sql
 
 TABLE = """
 SET search_path = public;

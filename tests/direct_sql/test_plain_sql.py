@@ -12,10 +12,10 @@ from tests.support.postgres import Unmade
 from tests.support.racing import OPERATOR, REASON, STRANGER, Race, open_race, operators, outcome, owner
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.checks import EVENT_TRIGGERS
 from fencepost.server.ops.doctor import examine
 from fencepost.server.ops.doctor_tables import TABLES
 from fencepost.server.ops.protect import protect
+from fencepost.server.ops.schema import EVENT_TRIGGERS
 from fencepost.server.postgres import upkeep
 
 # R14: whatever SQL writes a row, and by whichever client, the same rule judges it.

@@ -50,7 +50,7 @@ async def test_protect_again_while_a_delete_waits(
             "CREATE FUNCTION public.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
             "CREATE TRIGGER theirs AFTER DELETE ON public.t FOR EACH ROW EXECUTE FUNCTION public.theirs()"
         )
-    plan = await plan_protect(owner, "t", None, None)
+    plan = await plan_protect(owner, "t")
     # Run the statements of a plan; while they hold the table's lock, a DELETE begins. It is done afterwards.
     observer = await connect()
     assert (await delete(gateway, "1,x", headers)).status_code == 204
@@ -73,7 +73,7 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
     statements = [
         "SET LOCAL search_path = pg_catalog, pg_temp",
         *(await plan_unprotect(owner, "t")).statements,
-        *(await plan_protect(owner, "t", None, None)).statements,
+        *(await plan_protect(owner, "t")).statements,
     ]
     observer, owners = await connect(), [owner, await connect(), await connect()]
     await owner.execute("BEGIN")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, trees
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, run_plan
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, entered, meanwhile, mutate, open_race, scoped_race
 from tests.support.use_cases import open_gateway
@@ -21,7 +21,7 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import MOST_DOUBTS, on_table
 from fencepost.server.http.query import parse_query
 from fencepost.server.observe import events
-from fencepost.server.ops.protect import apply, plan_unprotect, protect, unprotect
+from fencepost.server.ops.protect import plan_unprotect, protect, unprotect
 from fencepost.server.ops.schema import settle_sql
 from fencepost.server.postgres.catalog_cache import load
 from fencepost.server.postgres.connection import Bound, compiled
@@ -272,7 +272,7 @@ async def test_marks_that_a_policy_hides_are_not_overlooked(items_race: Race) ->
         plan = await plan_unprotect(db, "t")
         await db.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
-            await apply(db, plan)
+            await run_plan(db, plan)
     finally:
         await db.execute("RESET ROLE")
         await db.execute(settle_sql(await db.fetchval("SELECT current_user::text")))

@@ -9,10 +9,9 @@ import pytest
 from tests.support.gateways import ORDERS, OwnedDatabase, building, in_process, next_version
 from tests.support.interleave import Connection
 
-from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
-from fencepost.server.ops.protect import protect, unprotect
+from fencepost.server.ops.protect import ProtectError, protect, unprotect
 from fencepost.server.ops.schema import newest
 from fencepost.server.postgres.upkeep import raise_generation
 

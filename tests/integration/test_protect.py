@@ -1,27 +1,25 @@
 """`protect` and `unprotect`: checks, queues, tokens, scopes, ceilings, and what they leave alone."""
 
 import asyncio
-import inspect
 import json
+import re
 import subprocess
 from typing import Any
 
 import asyncpg
 import pytest
 from tests.races.test_moved_tokens import HIGH, draw, issued, table, with_token
-from tests.support.interleave import Connect, Connection, blocked, start
+from tests.support.interleave import Connect, Connection, blocked, run_plan, start
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, entered, mark, meanwhile, open_race, outcome, scoped_race
 from tests.support.racing import owner as connected
 from tests.support.servers import command
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
-from fencepost.server.ops.checks import ProtectError
-from fencepost.server.ops.ddl import HIGHEST_MARK
 from fencepost.server.ops.doctor import examine
 from fencepost.server.ops.doctor_tables import FAR, TABLES
 from fencepost.server.ops.embedded_files import embedded_bin_dir
-from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.server.ops.protect import ProtectError, ProtectOptions, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.upkeep import ResetError, reset
 from fencepost.testing.servers.processes import PATIENCE
@@ -176,7 +174,7 @@ async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(
 ) -> None:
     await owner.execute(KINDS_OF_TABLES)
     before = await state(owner)
-    script = (await plan_protect(owner, table, "epoch", None)).script()
+    script = (await plan_protect(owner, table, rule="epoch")).script()
     assert await state(owner) == before
     await by_psql(database, script)
     printed = await state(owner)
@@ -258,7 +256,7 @@ async def test_others_get_through_while_protect_waits_for_the_table(owner: Conne
     assert await asyncio.wait_for(reader.fetchval("SELECT v FROM t"), PATIENCE) == "a"
     assert not protecting.done()
     await holder.execute("COMMIT")
-    assert await protecting == "t"
+    assert (await protecting).name == "t"
 
 
 async def test_protect_gives_up_in_the_end_and_changes_nothing(owner: Connection, connect: Connect) -> None:
@@ -445,7 +443,7 @@ async def test_no_session_draws_while_the_tokens_move(db: Connection, connect: C
     """The race of a grant with `protect`: its token is drawn before and stays below, or after and is above."""
     grant, observer = await connect(), await connect()
     assert await draw(grant) == 1
-    plan = await plan_protect(db, "t", None, "builtin")
+    plan = await plan_protect(db, "t", source="builtin")
     moving = db.transaction()
     await moving.start()
     for statement in plan.statements:
@@ -462,9 +460,11 @@ async def test_who_has_drawn_and_wants_the_table_goes_first(db: Connection, conn
     grant, observer = await connect(), await connect()
     # Half of it at most: a busy machine runs a timer late.
     within_deadlock_timeout = (
-        "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
+        "SELECT 2 * substring(config FROM 'lock_timeout=(.*)ms')::int <= setting::int FROM pg_settings, pg_proc,"
+        " unnest(proconfig) AS config WHERE pg_proc.oid = 'fencepost.protect(regclass, jsonb)'::regprocedure"
+        " AND config LIKE 'lock_timeout=%' AND name = 'deadlock_timeout' AND unit = 'ms'"
     )
-    assert await grant.fetchval(within_deadlock_timeout, LOCK_TIMEOUT_MS), "protect gives way, and not the grant"
+    assert await grant.fetchval(within_deadlock_timeout), "protect gives way, and not the grant"
     await grant.execute("SET deadlock_timeout = '1min'")  # half a second may not be enough on a machine that is busy
     await grant.execute("BEGIN")
     await draw(grant)
@@ -512,7 +512,7 @@ async def test_a_gateway_that_has_not_loaded_the_change_is_refused_by_the_trigge
 @pytest.mark.parametrize(
     ("harm", "text_given"),
     [
-        (f"UPDATE t SET last_fence_token = {HIGHEST_MARK + 1}", "t/2 has the mark 4611686018427387905"),
+        (f"UPDATE t SET last_fence_token = {2**62 + 1}", "t/2 has the mark 4611686018427387905"),
         (f"SELECT fencepost.raise_mark('t/7', {2**63 - 1}, 'strict', true)", "t/7 has the mark 9223372036854775807"),
         (f"SELECT fencepost.prune('t', {2**63 - 1})", "The floor of t has the mark 9223372036854775807"),
     ],
@@ -536,8 +536,8 @@ async def test_a_mark_with_too_little_above_it_is_in_the_way(db: Connection, har
 
 
 async def test_the_highest_mark_that_can_be_gone_beyond(db: Connection) -> None:
-    await protect(db, "t", max_token=HIGHEST_MARK)
-    await db.execute(f"UPDATE t SET last_fence_token = {HIGHEST_MARK}")
+    await protect(db, "t", max_token=2**62)
+    await db.execute(f"UPDATE t SET last_fence_token = {2**62}")
     await protect(db, "t", source="builtin")
     assert await with_token(db, await draw(db), WRITE) == "ok"
 
@@ -548,7 +548,7 @@ async def test_a_new_table_is_not_read(db: Connection) -> None:
 
     async def rows_read_by_protect(name: str, source: str | None) -> int:
         count = f"SELECT coalesce(sum(seq_tup_read), 0)::int FROM pg_stat_xact_user_tables WHERE relname = '{name}'"
-        plan = await plan_protect(db, name, None, source)
+        plan = await plan_protect(db, name, source=source)
         async with db.transaction():
             before: int = await db.fetchval(count)
             for statement in plan.statements:
@@ -608,11 +608,31 @@ async def stored(db: Connection) -> str:
     return row
 
 
+async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
+    await owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    made = await owner.fetchrow("""SELECT * FROM fencepost.protect('t', '{"rule": "epoch", "max_jump": 7}')""")
+    assert made == await owner.fetchrow("SELECT * FROM fencepost.protected")
+    assert made is not None
+    assert (made["name"], made["rule"], made["max_jump"]) == ("t", "epoch", 7)
+    for options, told in (
+        ('{"sope": "a/{id}"}', "there is no option sope; there are above, max_jump"),
+        ('{"verify": "yes"}', 'verify is a boolean, and not "yes"'),
+        ('{"rule": "lax"}', 'rule is strict or epoch, and not "lax"'),
+        ('{"max_jump": 1.5}', "max_jump is a whole number, and not 1.5"),
+        ("[]", "the options are a JSON object"),
+    ):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=re.escape(told)):
+            await owner.execute(f"SELECT fencepost.protect('t', '{options}')")
+    with pytest.raises(asyncpg.PostgresError, match="use READ COMMITTED"):
+        async with owner.transaction(isolation="repeatable_read"):
+            await owner.execute("SELECT fencepost.protect('t', '{}')")
+    assert await owner.fetchval("SELECT fencepost.unprotect('t')") == "t"
+
+
 def test_every_argument_is_here() -> None:
-    arguments = {*inspect.signature(plan_protect).parameters} - {"connection", "table"}
     # Arguments that move tokens once, and are not stored.
     at_once = {"above"}
-    assert arguments == GIVEN.keys() | at_once
+    assert ProtectOptions.__annotations__.keys() == GIVEN.keys() | at_once
 
 
 @pytest.mark.parametrize("argument", GIVEN)
@@ -687,15 +707,17 @@ async def test_tables_of_a_scope_agree_in_types_rule_and_source(scoped_owner: Co
 
 
 async def test_two_tables_that_take_a_scope_at_once_agree_too(scoped_owner: Connection) -> None:
-    plans = [await plan_protect(scoped_owner, "items", "epoch", None, scope="acc/{account_id}") for _ in "12"]
+    plans = [await plan_protect(scoped_owner, "items", rule="epoch", scope="acc/{account_id}") for _ in "12"]
     await protect(scoped_owner, "notes", scope="acc/{account_id}")
-    with pytest.raises(ProtectError, match="protected with this scope and another rule, source, seal or ceiling at"):
-        await apply(scoped_owner, plans[0])
+    with pytest.raises(
+        asyncpg.PostgresError, match="protected with this scope and another rule, source, seal or ceiling at"
+    ):
+        await run_plan(scoped_owner, plans[0])
     await unprotect(scoped_owner, "notes")
     await scoped_owner.execute("ALTER TABLE account RENAME TO acc")
     await protect(scoped_owner, "acc")
-    with pytest.raises(ProtectError, match="a table with the name of this scope was protected at"):
-        await apply(scoped_owner, plans[1])
+    with pytest.raises(asyncpg.PostgresError, match="a table with the name of this scope was protected at"):
+        await run_plan(scoped_owner, plans[1])
 
 
 async def test_rows_that_have_left_a_scope_take_no_floor_above_the_ceiling(scoped_owner: Connection) -> None:

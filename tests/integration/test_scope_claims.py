@@ -83,7 +83,7 @@ async def test_a_refused_scope_gives_the_whole_grant_back(race: Race, gateway: G
 @pytest.mark.parametrize("how", ["claim", "explain", "acquire"])
 async def test_a_scope_that_the_gateway_has_not_loaded_is_found(race: Race, gateway: Gateway, how: str) -> None:
     await race.observer.execute("CREATE TABLE depots (id int PRIMARY KEY, region text NOT NULL)")
-    plan = await plan_protect(race.observer, "depots", None, "builtin", scope="region/{region}")
+    plan = await plan_protect(race.observer, "depots", source="builtin", scope="region/{region}")
     await unannounced(race.observer, plan.statements)
     assert await gateway.catalog.has_changed("region", None, gateway.own_connection())
     assert not await gateway.catalog.has_changed("nowhere", None, gateway.own_connection()), (
@@ -114,7 +114,7 @@ async def test_a_scope_outlives_the_table_by_which_the_gateway_knew_it(
     if change == "unprotect":
         await unannounced(race.observer, (await plan_unprotect(race.observer, first)).statements)
     elif change == "leave":
-        await unannounced(race.observer, (await plan_protect(race.observer, first, None, None, scope="")).statements)
+        await unannounced(race.observer, (await plan_protect(race.observer, first, scope="")).statements)
     else:
         await race.observer.execute(f"DROP TABLE {first} CASCADE")
     await ask(gateway, how, ACCOUNT, "account/42")

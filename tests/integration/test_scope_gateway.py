@@ -189,7 +189,7 @@ async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rul
     race: Race, gateway: Gateway, verb: str
 ) -> None:
     """Whatever the gateway believed when the request came: it waits for `protect`, and learns of it."""
-    plan = await plan_protect(race.observer, "items", None, None, scope="")
+    plan = await plan_protect(race.observer, "items", scope="")
     changing = await race.begin(race.c)
     for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
         await race.c.execute(statement)
@@ -214,7 +214,7 @@ async def test_a_table_that_enters_a_scope_meanwhile_is_written_by_its_new_rule(
     await race.observer.execute("INSERT INTO late VALUES (1, 42, 'new', 0)")
     await protect(race.observer, "late")
     await gateway.catalog.reload()
-    plan = await plan_protect(race.observer, "late", None, None, scope=SCOPE)
+    plan = await plan_protect(race.observer, "late", scope=SCOPE)
     changing = await race.begin(race.c)
     for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
         await race.c.execute(statement)

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from tests.support.asking import RULED, ruled
 from tests.support.gateways import FOR_ALL, OwnedDatabase, building
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, run_plan
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade, cutting_proxy
 from tests.support.racing import Race, meanwhile, open_race, outcome, scoped_race
@@ -21,12 +21,11 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.identity import api_keys as verifying
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.doctor import examine
 from fencepost.server.ops.doctor_tables import FUNCTIONS, TABLES
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
-from fencepost.server.ops.protect import apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect, unprotect
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import NewKey
 from fencepost.server.postgres.connection import Limits
@@ -101,7 +100,7 @@ async def test_unprotect_reads_no_column_that_has_changed_since_it_looked(owned:
     plan = await plan_unprotect(owned.root, "t")
     await app.execute(RETYPED_MARK)
     with pytest.raises(asyncpg.PostgresError) as refused:
-        await apply(owned.root, plan)
+        await run_plan(owned.root, plan)
     assert refused.value.sqlstate == "FP000"
     assert await seen_as(owned) <= {owned.app}
 
@@ -126,7 +125,7 @@ async def test_the_columns_of_the_key_keep_their_types(owned: OwnedDatabase) -> 
     fresh = await owned.login(owned.app)
     assert await tried(fresh, "INSERT INTO t (was, last_fence_token) VALUES ('b', 91)") == "ok"
     assert await tried(fresh, "DELETE FROM t WHERE was = 'a'") == "ok"
-    await apply(owned.root, plan)
+    await run_plan(owned.root, plan)
     marks = await owned.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
     assert [mark[0] for mark in marks] == ["t/a", "t/b"]
     assert await seen_as(owned) <= {owned.app}, "in no other name than the owner's"
@@ -188,12 +187,12 @@ async def test_a_table_that_changes_between_look_and_lock_is_not_protected(owned
         "DROP TABLE t",
     ):
         await app.execute("DROP TABLE IF EXISTS public.was CASCADE; CREATE TABLE public.t (id text PRIMARY KEY, n int)")
-        plans = [await plan_protect(owned.root, "t", None, None)]
-        plans.append(await plan_protect(owned.root, "t", None, None, scope="acc/{id}"))
+        plans = [await plan_protect(owned.root, "t")]
+        plans.append(await plan_protect(owned.root, "t", scope="acc/{id}"))
         await app.execute(change)
         for plan in plans:
-            with pytest.raises((ProtectError, asyncpg.PostgresError)) as refused:
-                await apply(owned.root, plan)
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await run_plan(owned.root, plan)
             assert "changed at the same moment" in str(refused.value) or "does not exist" in str(refused.value)
         await app.execute("DROP VIEW IF EXISTS t" if "VIEW" in change else "DROP TABLE IF EXISTS t")
     assert await seen_as(owned) <= {owned.app}

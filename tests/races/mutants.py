@@ -36,7 +36,6 @@ from tests.support.racing import change
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.attempt import judge
 from fencepost.server.gateway.group_commit import AGAIN
-from fencepost.server.ops.ddl import RowDdl
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import Shown
 from fencepost.server.postgres.connection import TOKEN, Connection, Key, RowWrite, Wait, WriteStatement, key_part
@@ -121,8 +120,9 @@ BELOW = "fencepost.highest_below(text, text, bigint)"
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
 REQUIRE_ISSUED_BY_SOURCE = "fencepost.require_issued(text, bigint, text)"
-MEET_MARKS = "fencepost.server.ops.ddl.RowDdl.meet_marks"
-"""The statement of the plan that moves the tokens."""
+MEET_MARKS = "fencepost.meet_marks(regclass, text, boolean)"
+HIGHEST = "fencepost.highest_mark(text, boolean)"
+HIGHEST_OF_ROWS = "fencepost.highest_mark_of_rows(regclass, text, boolean)"
 FOLLOW = "fencepost.follow_partitions(text)"
 ATTACH_ROWS = "fencepost.attach_rows(regclass, regclass, text, bigint, bigint, text)"
 DETACH_ROWS = "fencepost.detach_rows(regclass, regclass, text, bigint)"
@@ -290,7 +290,6 @@ async def ask_for_the_marks_only(
 
 def begin_in_any_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a snapshot from before the table's lock, but for the lock that comes first."""
-    monkeypatch.setattr(RowDdl, "begin", lambda _: [])
     transaction = asyncpg.Connection.transaction
     monkeypatch.setattr(asyncpg.Connection, "transaction", lambda self, **_: transaction(self))
 
@@ -469,22 +468,24 @@ MUTANTS: list[Mutant] = [
         "fencepost.server.postgres.marks.ask_elements", ask_for_the_marks_only,
         bounds.test_unissued_is_reported_before_missing),
     # Tokens that move past the marks of a table
-    Mutant("no rows are asked", MEET_MARKS, "WHERE NOT (SELECT fencepost.is_own_write",
-        "WHERE false AND NOT (SELECT fencepost.is_own_write", moved.test_the_mark_of_a_row),
-    Mutant("no partitions are asked", MEET_MARKS, 'FROM "public"."p" AS r', 'FROM ONLY "public"."p" AS r',
+    Mutant("no rows are asked", MEET_MARKS, "IF p.scope IS NULL AND", "IF false AND", moved.test_the_mark_of_a_row),
+    Mutant("no partitions are asked", HIGHEST_OF_ROWS, "FROM %s AS r", "FROM ONLY %s AS r",
         moved.test_the_marks_of_partitions),
-    Mutant("no marks of deleted rows are asked", MEET_MARKS, "WHERE starts_with(m.resource,",
+    Mutant("no marks of deleted rows are asked", HIGHEST, "WHERE starts_with(m.resource,",
         "WHERE false AND starts_with(m.resource,", moved.test_the_mark_of_a_deleted_row),
-    Mutant("the floor is not asked before the tokens move", MEET_MARKS, "SELECT 'The floor of t', f.floor",
-        "SELECT 'The floor of t', 0", moved.test_the_floor_of_pruned_marks),
-    Mutant("the lowest mark counts", MEET_MARKS, "ORDER BY r.last_fence_token DESC", "ORDER BY r.last_fence_token",
+    Mutant("the floor is not asked before the tokens move", HIGHEST, "f.name, f.floor,", "f.name, 0,",
+        moved.test_the_floor_of_pruned_marks),
+    Mutant("the lowest mark counts", HIGHEST_OF_ROWS, "ORDER BY r.last_fence_token DESC", "ORDER BY r.last_fence_token",
         moved.test_the_mark_of_a_row),
-    Mutant("hidden rows are overlooked", MEET_MARKS, "set_config('row_security', 'off', true)",
-        "set_config('row_security', 'on', true)", moved.test_a_mark_that_a_policy_hides_is_not_overlooked),
+    Mutant("hidden rows are overlooked", HIGHEST_OF_ROWS, "SET row_security TO 'off'", "SET row_security TO 'on'",
+        moved.test_a_mark_that_a_policy_hides_is_not_overlooked),
     Mutant("the tokens stay where they are", MEET_MARKS, "PERFORM fencepost.issue_beyond(high.mark)", "PERFORM 1",
         moved.test_the_mark_of_a_claim),
-    Mutant("the tokens are moved in another isolation", "fencepost.server.ops.ddl.RowDdl.begin", "",
-        begin_in_any_isolation, moved.test_a_write_under_way_is_waited_for),
+    Mutant("the tokens are moved in another isolation", "asyncpg.Connection.transaction", "", begin_in_any_isolation,
+        moved.test_a_write_under_way_is_waited_for, more=(
+            ("fencepost.lock_statements(fencepost.protected)", "'LOCK TABLE %s IN ACCESS EXCLUSIVE MODE'",
+                "'SELECT %L'"),
+            ("fencepost.run_plan(text[])", "<> 'read committed'", "= 'none'"))),
     # Names of tables, and texts of keys
     of_names("the marks of the table that had the name are not copied", TAKE_NAME, "PERFORM fencepost.copy_marks(",
         "PERFORM format('%s %s', ",

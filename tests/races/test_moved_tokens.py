@@ -3,10 +3,10 @@
 from collections.abc import Awaitable
 
 import asyncpg
-from tests.support.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, run_plan, start
 from tests.support.racing import outcome, owner
 
-from fencepost.server.ops.protect import apply, plan_protect, protect
+from fencepost.server.ops.protect import plan_protect, protect
 from fencepost.server.ops.schema import settle_sql
 
 HIGH = 5000
@@ -121,9 +121,9 @@ async def test_a_mark_that_a_policy_hides_is_not_overlooked(connect: Connect) ->
         await db.execute("GRANT ALL ON SCHEMA public TO keeper")
         await db.execute(settle_sql("keeper"))
         await db.execute("SET ROLE keeper")
-        plan = await plan_protect(db, "t", None, "builtin")
+        plan = await plan_protect(db, "t", source="builtin")
         await db.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
-        output = await refusal_of(apply(db, plan))
+        output = await refusal_of(run_plan(db, plan))
         assert "row-level security" in output, output
     finally:
         await db.execute("RESET ROLE")

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
+from fencepost.server.ops.protect import ProtectPlan
 from fencepost.testing.servers.processes import eventually
 
 T = TypeVar("T")
@@ -74,3 +75,11 @@ async def start(observer: Connection, statement: Coroutine[Any, Any, T], pid: in
         task.cancel()
         raise
     return task
+
+
+async def run_plan(connection: Connection, plan: ProtectPlan) -> None:
+    """Run what `protect_plan` has given, as psql runs the output of `--sql`."""
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        for statement in plan.statements:
+            await connection.execute(statement)

@@ -26,7 +26,6 @@ from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
 from fencepost.server.gateway import alone, attempt, group_commit, read
 from fencepost.server.gateway.attempt import Batched, _Batches
 from fencepost.server.gateway.claims import ClaimOfRow
-from fencepost.server.ops.functions import Functions
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import many, marks
@@ -78,15 +77,6 @@ class Line:
 
 
 @dataclass(frozen=True)
-class TableLine:
-    """The same in a function that each protected table has for itself. `part`: which, as in ops/protecting."""
-
-    part: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
 class Planted:
     """One bug. `model`: of the checker, which has to find it. Where several lines of defence stand, all are broken.
 
@@ -99,7 +89,6 @@ class Planted:
     setting: Setting
     lines: tuple[Line, ...] = ()
     statements: tuple[str, ...] = ()
-    table_lines: tuple[TableLine, ...] = ()
     gateway: Callable[[], None] | None = None
     worker: Callable[[], None] | None = None
     harness: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -133,21 +122,6 @@ def plant(connection: psycopg.Connection, planted: Planted) -> None:
         found = connection.execute("SELECT pg_get_functiondef(%s::text::regprocedure)", (line.function,)).fetchone()
         assert found is not None
         connection.execute(replaced(found[0], line.old, line.new, line.function).encode())
-
-
-@contextmanager
-def protecting(planted: Planted) -> Iterator[None]:
-    """Let tables that are protected meanwhile have functions with the bug."""
-    bodies = Functions.bodies
-
-    def broken(functions: Functions) -> Mapping[str, str]:
-        made = bodies(functions)
-        for line in planted.table_lines:
-            made[line.part] = replaced(made[line.part], line.old, line.new, line.part)
-        return made
-
-    with mock.patch.object(Functions, "bodies", broken):
-        yield
 
 
 def replaced(text: str, old: str, new: str, where: str) -> str:
@@ -244,6 +218,7 @@ FAILOVERS: Final = Setting(
 # Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting).
 
 JUDGE_DELETE: Final = "fencepost.judge_delete(text, text, bigint, text, xid)"
+DELETE_BODY: Final = "fencepost.delete_body(fencepost.protected, boolean)"
 JUDGE_INSERT: Final = "fencepost.judge_insert(text, text, bigint, text)"
 JUDGE_UPDATE: Final = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
 RAISE_MARK: Final = "fencepost.raise_mark(text, bigint, text, boolean)"
@@ -463,9 +438,7 @@ OF_STATEMENTS: Final = [
                 "IF verdict <> 'accepted'",
                 "IF given IS NOT NULL THEN token := given; ELSIF verdict <> 'accepted'",
             ),
-        ),
-        table_lines=(
-            TableLine("delete", "AND r.last_fence_token OPERATOR(pg_catalog.<", "AND 0 OPERATOR(pg_catalog.<"),
+            Line(DELETE_BODY, "AND r.last_fence_token OPERATOR(", "AND 0 OPERATOR("),
         ),
         gateway=_delete_does_not_compare,
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.torture.bugs import PLANTED, Planted, Setting, config, plant, protecting
+from tests.torture.bugs import PLANTED, Planted, Setting, config, plant
 from tests.torture.conftest import FOUND, assert_valid
 
 from fencepost.testing.torture import run
@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found(
     with psycopg.connect(database) as connection:
         plant(connection, planted)
     for seed in SEEDS:
-        with protecting(planted), planted.harness(), planted.setting.around():
+        with planted.harness(), planted.setting.around():
             verdict = run(config(planted.setting, tmp_path / str(seed), seed, database, planted.name))
         if planted.model in {violation.model for violation in verdict.violations}:
             record_property(FOUND, f"{planted.name}: seed {seed}, {verdict.accepted} operations accepted")

@@ -35,8 +35,7 @@ from fencepost.server.fence.problems import example_problem
 from fencepost.server.http.problems import problem_page, problem_routes
 from fencepost.server.http.system import docs_routes
 from fencepost.server.locks.source import KINDS, Capabilities, SourceContext, kind_of, make
-from fencepost.server.ops import checks, ddl
-from fencepost.server.ops.protect import ProtectOptions, plan_protect
+from fencepost.server.ops.protect import ProtectOptions
 from fencepost.server.postgres.catalog_cache import PROTECTED
 from fencepost.server.postgres.tables import Catalog, Fence, Table
 from fencepost.server.settings import Settings
@@ -571,11 +570,16 @@ def test_a_setting_is_read_somewhere() -> None:
     assert unread == set(), "nothing in app/ reads settings. and this name"
 
 
+PROTECTION = (ROOT / "migrations/schema/protection.sql").read_text("utf-8")
+
+
 def test_what_a_table_can_be_protected_with_is_an_option_and_an_argument() -> None:
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
     assert inspect.signature(alembic.protect).parameters["asked"].annotation == Unpack[ProtectOptions]
-    for name in [*inspect.signature(plan_protect).parameters][2:]:
-        assert name in ProtectOptions.__annotations__, f"protect() and alembic.protect() have no argument {name}"
+    known = re.search(r"known CONSTANT jsonb := '({.*?})'", PROTECTION, re.DOTALL)
+    assert known is not None
+    assert json.loads(known[1]).keys() == ProtectOptions.__annotations__.keys(), "ops/protect.py, protection.sql"
+    for name in ProtectOptions.__annotations__:
         option = next((parameter for parameter in command.params if parameter.name == name), None)
         assert option is not None, f"cli/protect.py: the command has no option whose parameter is called {name}"
         assert f"`{name}`" in (ROOT / "docs" / "alembic.md").read_text("utf-8"), f"docs/alembic.md has no `{name}`"
@@ -627,21 +631,12 @@ def columns_of_protected() -> set[str]:
 def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     columns = columns_of_protected()
     assert {"name", "max_jump"} <= columns
-    text = inspect.getsource(ddl.TableDdl)
-    inserted = re.search(r"INSERT INTO fencepost\.protected \(([^)]*)\)", re.sub(r'"\s*f"', "", text))
-    assert inserted is not None
-    stored = set(re.findall(r"\w+", inserted[1]))
-    changed = {into for into, of in re.findall(r"(\w+) = excluded\.(\w+)", text) if into == of}
-    # Who protected a table first, and when.
-    by_default = {"protected_at", "protected_by"}
-    assert stored == columns - by_default, "the INSERT in ops/ddl.py"
-    assert changed == stored - {"relation"}, "its ON CONFLICT in ops/ddl.py"
+    decided = set(re.findall(r"^  p\.(\w+) :=", PROTECTION, re.MULTILINE))
+    # Who protected a table first, and when; and the partitions, which event triggers keep up to date.
+    by_register = {"protected_at", "protected_by", "partitions"}
+    assert decided == columns - by_register, "protection_asked in migrations/schema/protection.sql"
     read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
-    # What the row is found by; and what event triggers keep up to date, by which the protection does not change.
-    kept_by_triggers = {"relation", "partitions"}
-    assert read == stored - kept_by_triggers, "PROTECTED in postgres/catalog_cache.py"
-    now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(checks)))
-    assert now == read, "the query of Registration in ops/checks.py"
+    assert read == decided - {"relation"}, "PROTECTED in postgres/catalog_cache.py"
 
 
 def test_the_harness_may_import_what_is_allowed_and_no_new_package() -> None:

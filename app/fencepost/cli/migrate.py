@@ -4,8 +4,8 @@ import asyncpg
 import click
 
 from fencepost.cli.shared import database_url, on_database, run_command, settings_options
-from fencepost.server.ops import checks, schema
 from fencepost.server.ops import migrate as migration
+from fencepost.server.ops import schema
 from fencepost.server.ops.schema import act_sql
 from fencepost.server.postgres.tables import quote
 from fencepost.server.settings import Settings
@@ -105,9 +105,9 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
         async with connection.transaction():
             for grant in grants:
                 await connection.execute(grant)
-        return await checks.lacks_event_triggers(connection)
+        return await schema.lacks_event_triggers(connection)
 
     unwatched = on_database(settings, grant_all)
     click.echo(f"the schema fencepost is at revision {schema.newest()}")
     if unwatched:
-        click.echo(f"note: {''.join(checks.MISSING)}.")
+        click.echo(f"note: {''.join(schema.MISSING)}.")

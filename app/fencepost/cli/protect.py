@@ -1,13 +1,16 @@
 """`fencepost protect TABLE` and `fencepost unprotect TABLE`."""
 
+from collections.abc import Mapping
+from typing import Final
+
 import asyncpg
 import click
 
 from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN, Rule
+from fencepost.server.ops import protect as ops
 from fencepost.server.ops.doctor import LOCK_TIMEOUT, examine
 from fencepost.server.ops.doctor_tables import TABLES
-from fencepost.server.ops.protect import ProtectPlan, apply, plan_protect, plan_unprotect
 from fencepost.server.settings import Settings
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
@@ -107,36 +110,39 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     """
     if no_scope and scope is not None:
         raise click.UsageError("--scope and --no-scope exclude each other.")
-    chosen = "" if no_scope else scope
+    asked: ops.ProtectOptions = {
+        "rule": rule,
+        "source": source,
+        "requires_key": requires_key,
+        "scope": "" if no_scope else scope,
+        "verify": verify,
+        "above": above,
+        "max_token": max_token,
+        "max_jump": max_jump,
+        "queue": queue,
+        "sealed": sealed,
+    }
 
-    async def plan(connection: asyncpg.Connection) -> str:
-        made = await plan_protect(
-            connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump, queue, sealed
-        )
+    async def act(connection: asyncpg.Connection) -> str:
         if sql:
-            return made.script()
-        before = await _protection(connection, made.name)
-        await apply(connection, made, wait=wait)
-        await _warn(connection, made.name)
-        return _said(made.name, before, await _protection(connection, made.name) or {})
+            return (await ops.plan_protect(connection, table, **asked)).script()
+        changed = await ops.protect(connection, table, wait=wait, **asked)
+        await _warn(connection, changed.name)
+        return _said(changed)
 
-    click.echo(on_database(settings, plan), nl=False)
-
-
-async def _protection(connection: asyncpg.Connection, name: str) -> dict[str, object] | None:
-    """Read how a table is protected, by the names of the options; None: it is not."""
-    row = await connection.fetchrow(
-        "SELECT rule, source, scope, max_token, max_jump, verify, requires_key AS require_idempotency_key, sealed"
-        " FROM fencepost.protected WHERE name = $1",
-        name,
-    )
-    return None if row is None else dict(row)
+    click.echo(on_database(settings, act), nl=False)
 
 
-def _said(name: str, before: dict[str, object] | None, after: dict[str, object]) -> str:
+_NO_OPTIONS: Final = {
+    *("relation", "name", "key_columns", "functions", "protected_at", "protected_by", "partitions"),
+}
+"""Columns of fencepost.protected that follow from the table itself."""
+
+
+def _said(done: ops.Changed) -> str:
     """Say what `protect` has done: what a table has now that had no fence, or what has changed of one that had."""
-    source = str(after["source"])
-    lines = [f"{name} is protected: writes need {f'to go by {source}' if ':' in source else 'a token'}"]
+    before, after, source = done.before, done.after, str(done.after["source"])
+    lines = [f"{done.name} is protected: writes need {f'to go by {source}' if ':' in source else 'a token'}"]
     if before is None:
         lines += [
             "  column    last_fence_token has a row's mark; rows that were there begin at 0",
@@ -144,17 +150,18 @@ def _said(name: str, before: dict[str, object] | None, after: dict[str, object])
             f"  tokens    {_tokens(after)}",
         ]
     else:
+        was = {name: value for name, value in before.items() if name not in _NO_OPTIONS}
         changed = [
-            f"{_option(name)} from {_shown(was)} to {_shown(after[name])}"
-            for name, was in before.items()
-            if was != after[name]
+            f"{_option(name)} from {_shown(value)} to {_shown(after[name])}"
+            for name, value in was.items()
+            if value != after[name]
         ]
-        stays = [f"{_option(name)} {_shown(was)}" for name, was in before.items() if was and was == after[name]]
+        stays = [f"{_option(name)} {_shown(value)}" for name, value in was.items() if value and value == after[name]]
         lines += [f"  changed   {', '.join(changed) or 'nothing'}", f"  stays     {', '.join(stays)}"]
     return "\n".join(lines) + "\n"
 
 
-def _tokens(protection: dict[str, object]) -> str:
+def _tokens(protection: Mapping[str, object]) -> str:
     source, most, jump = str(protection["source"]), protection["max_token"], protection["max_jump"]
     if ":" in source:
         return f"the positions in {source}, which consumers give"
@@ -170,7 +177,7 @@ def _tokens(protection: dict[str, object]) -> str:
 
 
 def _option(name: str) -> str:
-    return name.replace("_", " ")
+    return "require idempotency key" if name == "requires_key" else name.replace("_", " ")
 
 
 def _shown(value: object) -> str:
@@ -202,15 +209,13 @@ def unprotect(table: str, settings: Settings, sql: bool, wait: float) -> None:
     be rid of them too, ALTER TABLE … DROP COLUMN last_fence_token.
     """
 
-    async def plan(connection: asyncpg.Connection) -> ProtectPlan:
-        made = await plan_unprotect(connection, table)
-        if not sql:
-            await apply(connection, made, wait=wait)
-        return made
+    async def act(connection: asyncpg.Connection) -> str:
+        if sql:
+            return (await ops.plan_unprotect(connection, table)).script()
+        name = await ops.unprotect(connection, table, wait=wait)
+        return (
+            f"{name} is no longer protected; its column last_fence_token and its marks stay, and a later protect goes"
+            " on from them. To be rid of the column: ALTER TABLE … DROP COLUMN last_fence_token\n"
+        )
 
-    made = on_database(settings, plan)
-    text = (
-        f"{made.name} is no longer protected; its column last_fence_token and its marks stay, and a later protect goes"
-        " on from them. To be rid of the column: ALTER TABLE … DROP COLUMN last_fence_token\n"
-    )
-    click.echo(made.script() if sql else text, nl=False)
+    click.echo(on_database(settings, act), nl=False)

@@ -113,8 +113,8 @@ async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | Non
 
     Returns the token for the demo's curl line; None without a demo.
     """
-    from fencepost.server.ops.checks import ProtectError  # noqa: PLC0415
     from fencepost.server.ops.demo import load  # noqa: PLC0415
+    from fencepost.server.ops.protect import ProtectError  # noqa: PLC0415
     from fencepost.server.serve import check_database  # noqa: PLC0415
     from fencepost.server.startup import StartupError, within  # noqa: PLC0415
 

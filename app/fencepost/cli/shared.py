@@ -16,8 +16,8 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from fencepost.server.ops import schema as versions
-from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.embedded_files import EmbeddedServerError, running_url
+from fencepost.server.ops.protect import ProtectError
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres.connection import UNREADABLE_URL
 from fencepost.server.postgres.errors import StorageError

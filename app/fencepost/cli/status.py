@@ -12,7 +12,6 @@ from fencepost.cli.queue import look_at_queues, queue_as_json
 from fencepost.cli.shared import database_url, on_database, one_line, print_table, settings_options
 from fencepost.server.fence.token import HIGHEST_TOKEN
 from fencepost.server.locks.source import SourceError
-from fencepost.server.ops.checks import PREFIX_OF
 from fencepost.server.ops.doctor import (
     FAILOVER,
     LOCK_TIMEOUT,
@@ -270,14 +269,15 @@ _KEPT: Final = {"marks": "marks", "idempotency": "idempotency records"}
 # `rows` is the planner's estimate, null where it has none yet of the table or of one of its partitions: the tree of a
 # table that has no partitions, and is none, is empty. `marks` counts keys that have no row, or the marks of the table's
 # scopes, which it shares.
-_PROTECTED: Final = f"""
+_PROTECTED: Final = """
 SELECT p.name, p.rule, p.source, CASE WHEN p.scope IS NULL THEN p.key_columns ELSE ARRAY[p.scope] END AS key,
        (SELECT CASE WHEN bool_or(c.reltuples < 0) THEN NULL ELSE coalesce(sum(c.reltuples), 0)::int8 END
           FROM pg_class c
          WHERE c.relkind <> 'p'
            AND (c.oid = p.relation OR c.oid IN (SELECT t.relid FROM pg_partition_tree(p.relation) t))) AS rows,
        (SELECT count(*) FROM fencepost.marks m
-         WHERE starts_with(m.resource, fencepost.enc(coalesce({PREFIX_OF}, p.name)) || '/') AND m.row_absent) AS marks,
+         WHERE starts_with(m.resource, fencepost.enc(coalesce(fencepost.scope_prefix(p.scope), p.name)) || '/')
+           AND m.row_absent) AS marks,
        to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since, p.max_token::text, p.max_jump::text, p.sealed
   FROM fencepost.protected p ORDER BY p.name"""
 

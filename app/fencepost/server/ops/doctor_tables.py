@@ -6,12 +6,8 @@ from typing import Final
 
 from fencepost.server.fence.resource import parse_scope
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
-from fencepost.server.ops import checks
-from fencepost.server.ops.checks import read_scope, read_target, renamed_column_reason
-from fencepost.server.ops.ddl import ABOVE, PREFIX, ScopeDdl
 from fencepost.server.ops.doctor import NOW, Check, Row, read
-from fencepost.server.ops.functions import JUDGING, Functions
-from fencepost.server.ops.schema import RELATIONS
+from fencepost.server.ops.schema import LACKS_EVENT_TRIGGERS, MISSING, RELATIONS
 from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.row_sql import literal
@@ -30,19 +26,17 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
                 AND NOT a.attisdropped) AS not_null, {BOUND} AS bound,
        (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped) AS column,
-       (SELECT a.attname::text FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
-           AND k.conkey = ARRAY[a.attnum] AND a.attname <> '{MARK_COLUMN}'
-         WHERE k.conrelid = c.oid AND k.conname = '{MARK_CHECK}' AND k.contype = 'c') AS mark_called,
+       m.called AS mark_called, fencepost.renamed_column_reason(c.oid, m.called) AS rename_back,
        (SELECT k.convalidated FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = '{MARK_CHECK}')
          AS validated,
        CASE WHEN p.scope IS NULL THEN fencepost.other_defaults(c.oid)::text[] END AS other_defaults,
        i.key IS DISTINCT FROM p.key_columns::text[] AS key_changed,
        CASE WHEN p.scope IS NULL THEN i.generated END AS generated,
        (SELECT array_agg(t.tgname::text) FROM pg_trigger t
-         WHERE t.tgrelid = c.oid AND starts_with(t.tgname, '{PREFIX}') AND {_ON}) AS triggers,
+         WHERE t.tgrelid = c.oid AND starts_with(t.tgname, 'zzz_fencepost_') AND {_ON}) AS triggers,
        (SELECT array_agg(t.tgname::text) FROM pg_trigger t  -- rows of a scope are looked at once more afterwards
-         WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgname > '{PREFIX}' AND t.tgtype & 3 = 3
-           AND NOT starts_with(t.tgname, '{PREFIX}') AND p.scope IS NULL) AS later,
+         WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgname > 'zzz_fencepost_' AND t.tgtype & 3 = 3
+           AND NOT starts_with(t.tgname, 'zzz_fencepost_') AND p.scope IS NULL) AS later,
        (SELECT array_agg(part.relid::regclass::text) FROM pg_partition_tree(c.oid) part
          WHERE part.relid <> c.oid AND NOT EXISTS (
                SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = '{TRUNCATE_TRIGGER}' AND {_ON}))
@@ -65,6 +59,10 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
      FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts) i
+  LEFT JOIN LATERAL (
+    SELECT a.attname::text AS called FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
+       AND k.conkey = ARRAY[a.attnum] AND a.attname <> '{MARK_COLUMN}'
+     WHERE k.conrelid = c.oid AND k.conname = '{MARK_CHECK}' AND k.contype = 'c') m ON true
  ORDER BY p.name"""
 
 
@@ -110,9 +108,9 @@ def _mend(row: Row, there: Mapping[str, Row]) -> str:
     again = f"`fencepost protect {now}"
     if row["scope"] is None and row["column"] is None:
         if row["mark_called"] is not None:
-            return renamed_column_reason(row["schema"], row["relation"], row["mark_called"]) + f" Then run {again}`"
+            return f"{row['rename_back']} Then run {again}`"
         if row["source"] == EXTERNAL:
-            return f"run {again} {ABOVE}`, where no token up to N may write to it any more"
+            return f"run {again} --above N`, where no token up to N may write to it any more"
         return f"run {again}`: its rows then take tokens only that {row['source']} has not issued by then"
     return f"run {again}`"
 
@@ -187,18 +185,18 @@ WITH wanted(scoped, trigger, function, kind, conditional) AS (
   SELECT p.relation::oid AS root, part.oid, w.trigger FROM fencepost.protected p JOIN part ON part.root = p.relation
     JOIN wanted w ON w.scoped = (p.scope IS NOT NULL)
    WHERE NOT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
-                      WHERE t.tgrelid = part.oid AND t.tgname = '{PREFIX}' || w.trigger AND {_ON}
+                      WHERE t.tgrelid = part.oid AND t.tgname = 'zzz_fencepost_' || w.trigger AND {_ON}
                         AND f.pronamespace = 'fencepost'::regnamespace AND f.proname = p.functions || '_' || w.function
                         AND t.tgtype = w.kind AND (t.tgqual IS NOT NULL) = w.conditional AND t.tgattr = '')
      AND (part.oid <> p.relation OR EXISTS (
-          SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid AND t.tgname = '{PREFIX}' || w.trigger AND {_ON}))
+          SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid AND t.tgname = 'zzz_fencepost_' || w.trigger AND {_ON}))
   UNION ALL
   SELECT part.root, part.oid, 'trunc' FROM part
    WHERE EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid AND t.tgname = '{TRUNCATE_TRIGGER}' AND {_ON}
                     AND (t.tgfoid <> 'fencepost.no_truncate()'::regprocedure OR t.tgtype <> 34 OR t.tgqual IS NOT NULL))
 )
 SELECT p.name AS subject, {NOW}, g.oid <> g.root AS of_partition, g.oid = g.root AS of_table,
-       g.oid::regclass::text AS partition, array_agg('{PREFIX}' || g.trigger ORDER BY g.trigger) AS triggers
+       g.oid::regclass::text AS partition, array_agg('zzz_fencepost_' || g.trigger ORDER BY g.trigger) AS triggers
   FROM gap g JOIN fencepost.protected p ON p.relation = g.root JOIN pg_class c ON c.oid = g.root
   JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class of ON of.oid = g.oid
  GROUP BY p.name, n.nspname, c.relname, g.oid, g.root ORDER BY p.name, g.oid <> g.root, partition"""
@@ -211,7 +209,7 @@ SELECT p.name AS subject, {NOW}, fencepost.partitions_unknown(c.oid)::text[] AS 
   JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.scope IS NULL ORDER BY p.name"""
 
 _NOT_FOLLOWED: Final = f"""
-SELECT 'partitions' AS subject WHERE ({checks.LACKS_EVENT_TRIGGERS}) AND EXISTS (
+SELECT 'partitions' AS subject WHERE ({LACKS_EVENT_TRIGGERS}) AND EXISTS (
   SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation AND c.relkind = 'p')"""
 
 TRIGGERS: Final = (
@@ -222,7 +220,7 @@ TRIGGERS: Final = (
         "triggers have the fence's names and are others ({triggers})", _AGAIN, when="of_table"),
 )  # fmt: skip
 PARTITIONS: Final = (
-    Check("partitions-not-followed", _NOT_FOLLOWED, "warning", *checks.MISSING),
+    Check("partitions-not-followed", _NOT_FOLLOWED, "warning", *MISSING),
     Check("partitions-attached", _PARTITIONS, "warning",
         "partitions were attached and not looked at ({came}): their rows may be below the marks of their keys", _AGAIN,
         when="came"),
@@ -255,7 +253,7 @@ _MOST: Final = 6
 """Names that one finding shows."""
 
 _FUNCTIONS: Final = """
-SELECT f.oid::regprocedure::text AS called, f.proname::text AS name, f.prosrc AS body, f.prosecdef AS definer,
+SELECT f.oid::regprocedure::text AS called, f.proname::text AS name, f.prosecdef AS definer,
        f.prorettype = 'trigger'::regtype AS of_trigger,
        coalesce(f.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false) AS pinned,
        EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) g
@@ -276,7 +274,7 @@ SELECT 'owner' AS subject, pg_get_userbyid(n.nspowner)::text AS owner,
   FROM pg_namespace n WHERE n.nspname = 'fencepost'"""
 
 _PROTECTED: Final = """
-SELECT p.relation::oid::int8 AS oid, p.name AS subject, p.functions FROM fencepost.protected p
+SELECT p.name AS subject, fencepost.old_functions(p) AS old FROM fencepost.protected p
   JOIN pg_class c ON c.oid = p.relation ORDER BY p.name"""
 
 
@@ -300,12 +298,7 @@ async def _functions(connection: Connection) -> list[Row]:
             rows.append({"subject": "privileges", "role": role, "quoted": quote(role), "inner": called})
         glass = [role for each in functions if each["name"] == "may_break_glass" for role in each["given_to"]]
         rows.append({"subject": "break-glass", "roles": glass})
-        bodies = {each["name"]: each["body"].strip() for each in functions}
-        for table in await connection.fetch(_PROTECTED):
-            made, stem = await _expected_functions(connection, table["oid"], table["functions"]), table["functions"]
-            # What is gone altogether is found with the table.
-            old = [part for part, body in made.items() if bodies.get(f"{stem}_{part}", body.strip()) != body.strip()]
-            rows.append({"subject": table["subject"], "old": old})
+        rows += await read(connection, _PROTECTED)
     return rows
 
 
@@ -317,24 +310,6 @@ def _is_open(function: Row) -> bool:
     else:
         inner = (function["definer"] and function["name"] not in FOR_ALL) or function["name"] in NOT_FOR_ALL
     return bool(function["for_all"] and inner)
-
-
-async def _expected_functions(connection: Connection, oid: int, stem: str) -> dict[str, str]:
-    """Write what this version's `protect` would make, as the table stands; nothing when it has changed too much for
-    that, which is found with the table.
-    """
-    target = await read_target(connection, oid)
-    if target is None or target.registered is None or target.registered.name != target.name:
-        return {}
-    now = target.registered
-    if now.scope is None:
-        functions = Functions(target, now.rule, now.source, now.ceiling)
-        return functions.bodies() if functions.stem == stem else {}
-    scoped = await read_scope(connection, target, now.scope)
-    if scoped is None:
-        return {}
-    ddl = ScopeDdl(target, scoped, now.rule, now.source, requires_key=now.requires_key)
-    return ddl.bodies() if ddl.functions.stem == stem else {}
 
 
 _BELONGS: Final = "the schema fencepost and all in it belongs to {owner}"
@@ -395,7 +370,7 @@ SELECT p.name, p.name AS subject, p.source, p.max_token, p.functions, n.nspname:
          SELECT FROM pg_proc o
           WHERE o.pronamespace = 'fencepost'::regnamespace AND o.proname = p.functions || '_name') AS names_rows,
        CASE WHEN p.source = '{EXTERNAL}' THEN 'ask' ELSE 'do not ask' END AS ask,
-       (SELECT array_agg(part ORDER BY part) FROM unnest(ARRAY['{"', '".join(JUDGING)}']) part
+       (SELECT array_agg(part ORDER BY part) FROM unnest(ARRAY['upd', 'insmark', 'del']) part
           JOIN pg_proc f ON f.proname = p.functions || '_' || part AND f.pronamespace = 'fencepost'::regnamespace
          WHERE CASE WHEN p.source = '{EXTERNAL}' THEN strpos(f.prosrc, 'fencepost.issued(') > 0
                     ELSE strpos(f.prosrc, 'fencepost.require_issued(') = 0 OR strpos(f.prosrc, concat(
@@ -405,8 +380,8 @@ SELECT p.name, p.name AS subject, p.source, p.max_token, p.functions, n.nspname:
   LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped
  WHERE p.scope IS NULL
 UNION ALL
-SELECT DISTINCT {checks.PREFIX_OF}, {checks.PREFIX_OF} || '/…', p.source, p.max_token, NULL, NULL, NULL, NULL, true,
-       true, false, false, NULL, NULL::text[]
+SELECT DISTINCT fencepost.scope_prefix(p.scope), fencepost.scope_prefix(p.scope) || '/…', p.source, p.max_token, NULL,
+       NULL, NULL, NULL, true, true, false, false, NULL, NULL::text[]
   FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
  WHERE p.scope IS NOT NULL AND p.source IN ('{EXTERNAL}', '{BUILTIN}')
  ORDER BY 1"""

@@ -40,11 +40,13 @@ def newest() -> str:
     return known_revisions()[-1]
 
 
+FOUND: Final = "SELECT to_regclass('fencepost.alembic_version') IS NOT NULL"
+CURRENT: Final = "SELECT version_num FROM fencepost.alembic_version"
+
+
 async def current(connection: Connection) -> str | None:
     """Read the revision of the database, None when it was never migrated."""
-    if await connection.fetchval("SELECT to_regclass('fencepost.alembic_version') IS NULL"):
-        return None
-    revision: str | None = await connection.fetchval("SELECT version_num FROM fencepost.alembic_version")
+    revision: str | None = await connection.fetchval(CURRENT) if await connection.fetchval(FOUND) else None
     return revision
 
 
@@ -96,15 +98,22 @@ class Fit:
                 )
 
 
+HAS_OLDEST: Final = "SELECT to_regprocedure('fencepost.compatible_from()') IS NOT NULL"
+OLDEST: Final = "SELECT fencepost.compatible_from()"
+
+
 async def fit(connection: Connection) -> Fit:
     """Compare the schema with this version."""
-    found, known = await current(connection), known_revisions()
+    found = await current(connection)
+    return compare(found, await connection.fetchval(OLDEST) if await connection.fetchval(HAS_OLDEST) else None)
+
+
+def compare(found: str | None, oldest: str | None) -> Fit:
+    """Compare the revision of the schema, and the oldest one that it works with, with this version's."""
+    known = known_revisions()
     if found is None or found in known:
         verdict: Verdict = "missing" if found is None else "same" if found == known[-1] else "older"
         return Fit(verdict, found, known[-1])
-    oldest = None
-    if await connection.fetchval("SELECT to_regprocedure('fencepost.compatible_from()') IS NOT NULL"):
-        oldest = await connection.fetchval("SELECT fencepost.compatible_from()")
     return Fit("newer" if oldest in known else "too new", found, known[-1])
 
 
@@ -202,3 +211,53 @@ def act_sql() -> str:
         f"BEGIN EXECUTE format('SET LOCAL ROLE %I', (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n"
         f" WHERE n.nspname = {literal(SCHEMA)})); END"
     )
+
+
+# The event triggers that follow partitions of protected tables: what they do is in migrations/schema,
+# event_triggers.sql and partitions.sql.
+#
+# They belong to the database and not to a schema, and only a superuser can make or own them: `fencepost migrate`, run
+# as one. Their functions belong to the schema's owner, as all do.
+
+_FOLLOW: Final = "fencepost_partitions"
+_REFUSE: Final = "fencepost_dropped"
+EVENT_TRIGGERS: Final = (_FOLLOW, _REFUSE)
+
+MISSING: Final = (
+    "partitions that are attached to protected tables are not followed, and dropped or detached ones take the marks of"
+    " their rows along: that needs event triggers, which only a superuser can make",
+    ". Run `fencepost migrate` once as one where you can; where you cannot, see docs/protect.md on partitions",
+)
+"""What it means that there are no event triggers, and what to do."""
+
+LACKS_EVENT_TRIGGERS: Final = """
+SELECT NOT (
+  SELECT count(*) = 2 FROM pg_event_trigger e WHERE e.evtenabled IN ('O', 'A')
+     AND (e.evtname, e.evtevent, e.evtfoid) IN (
+       ('fencepost_partitions', 'ddl_command_end', to_regprocedure('fencepost.on_partitions()')),
+       ('fencepost_dropped', 'sql_drop', to_regprocedure('fencepost.on_dropped()'))))"""
+
+
+def watch_sql() -> str:
+    """Make the event triggers, as the session's own role; nothing if that is no superuser, or the schema has gone."""
+    body = f"""
+BEGIN
+  SET LOCAL ROLE NONE;
+  IF NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user)
+     OR to_regprocedure('fencepost.on_dropped()') IS NULL THEN
+    RETURN;
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_event_trigger e WHERE e.evtname = '{_FOLLOW}') THEN
+    CREATE EVENT TRIGGER {_FOLLOW} ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'ALTER TABLE', 'CREATE SCHEMA')
+      EXECUTE FUNCTION fencepost.on_partitions();
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_event_trigger e WHERE e.evtname = '{_REFUSE}') THEN
+    CREATE EVENT TRIGGER {_REFUSE} ON sql_drop EXECUTE FUNCTION fencepost.on_dropped();
+  END IF;
+END"""
+    return "DO " + dollar(body)
+
+
+async def lacks_event_triggers(connection: Connection) -> bool:
+    """Whether the event triggers are missing or disabled."""
+    return bool(await connection.fetchval(LACKS_EVENT_TRIGGERS))

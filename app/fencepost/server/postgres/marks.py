@@ -64,7 +64,7 @@ class Mark(NamedTuple):
     """The mark as the write has left it; 0 where it is the scope's."""
     may_insert: str
     """The same as `same_table`, of an INSERT, which only a trigger judges: raises FP005 where that does not fire. A
-    partition's is looked at by the trigger that gives the row its token (ops/functions.py)."""
+    partition's is looked at by the trigger that gives the row its token (table_functions.sql)."""
     stored: tuple[tuple[str, str], ...]
     """What an UPDATE or INSERT stores beside the row's other columns, as (column, value): -t, which is a token and no
     echo of the column (R14). The triggers judge it and store t. Where there are none, the table's check refuses -t: the

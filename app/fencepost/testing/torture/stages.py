@@ -15,11 +15,10 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import Account, EmbeddedServerError, embedded_bin_dir, reachable_binaries
 from fencepost.server.ops.migrate import upgrade
-from fencepost.server.ops.protect import protect, unprotect
+from fencepost.server.ops.protect import ProtectError, protect, unprotect
 from fencepost.server.postgres.upkeep import raise_generation
 from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.gateway import ask, gateway_environment, is_ready
