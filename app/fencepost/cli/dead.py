@@ -509,7 +509,7 @@ async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[
 
 def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
     """Run `work` on a queue's log. What goes wrong is one line and exit code 1."""
-    from fencepost.server.parts import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.server.queues.registry import queues_opened  # noqa: PLC0415 - heavy
     from fencepost.server.serve import check_database, database_for_commands  # noqa: PLC0415
     from fencepost.server.startup import StartupError  # noqa: PLC0415
 

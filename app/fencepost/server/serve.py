@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
-from fencepost.server.gateway.gateway import Batches, Gateway, Seals
+from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Seals
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.gateway.results import Results
@@ -53,12 +53,9 @@ from fencepost.server.observe.metrics import Observers
 from fencepost.server.ops import schema as versions
 from fencepost.server.parts import (
     Authentication,
-    ConfiguredQueue,
     ConfiguredSource,
-    SealKeysFile,
     consumers_here,
     consuming,
-    queues_opened,
     read_authentication,
     read_queues,
     read_seal_keys,
@@ -76,6 +73,7 @@ from fencepost.server.postgres.pool import Quota
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
+from fencepost.server.queues.registry import ConfiguredQueue, queues_opened
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError, Stopping, UnreachableError, within
 from fencepost.server.times import TIMES, Times
