@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple, Self
 import asyncpg
 from fastapi import FastAPI
 
-from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
+from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Seals
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns

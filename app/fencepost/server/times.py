@@ -199,7 +199,7 @@ class HealthTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTimes:
-    """Who watches elections (server/election.py), and who waits for queued writes (gateway/results.py)."""
+    """Who watches elections (gateway/election.py), and who waits for queued writes (gateway/results.py)."""
 
     elections_every: float = 0.5
     """Between two looks at who leads."""

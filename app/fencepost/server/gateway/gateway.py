@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from fencepost.server.election import Watches
 from fencepost.server.fence.caller import ANYBODY, ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys, SealKeysError, parse_keys
 from fencepost.server.fence.token import Token
+from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results
