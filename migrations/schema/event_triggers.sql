@@ -11,8 +11,8 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
    WHERE a.attrelid = ANY (array_append(fencepost.partitions_of(p_root)::oid[], p_root))
      AND a.attname = 'last_fence_token' AND NOT a.attisdropped
-     AND d.adbin::text !~ ('^(\{FUNCEXPR :funcid 481 [^{}]*:args \()?'
-                           '\{CONST [^{}]*:constvalue \d+ \[( 0){8} \]\}(\) :location -?\d+\})?$') $$;
+     AND d.adbin::text !~ ('^([{]FUNCEXPR :funcid 481 [^{}]*:args [(])?'
+                           '[{]CONST [^{}]*:constvalue [0-9]+ [[]( 0){8} []][}]([)] :location -?[0-9]+[}])?$') $$;
 
 -- In an event trigger: refuse an ALTER TABLE that leaves such a default on a table whose rows have marks.
 CREATE FUNCTION fencepost.require_no_default() RETURNS void LANGUAGE plpgsql

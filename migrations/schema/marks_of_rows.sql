@@ -245,8 +245,10 @@ BEGIN
 END $$;
 
 -- A table enters a scope: the marks of its rows become their scope's, those of keys without a row the floor of the prefix. None above the ceiling,
--- which would refuse every write in the whole scope, or under the whole prefix. p_names: under which the table's marks may be.
-CREATE FUNCTION fencepost.bring_marks(p_table regclass, p_template text, p_names text[], p_max_token bigint) RETURNS void LANGUAGE plpgsql
+-- which would refuse every write in the whole scope, or under the whole prefix. p_key: the table's primary
+-- key, which was looked at. p_names: under which the table's marks may be.
+CREATE FUNCTION fencepost.bring_marks(p_table regclass, p_key text[], p_template text, p_names text[], p_max_token bigint) RETURNS void
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
   now fencepost.protected;
@@ -259,7 +261,7 @@ BEGIN
   IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p_table AND a.attname = 'last_fence_token' AND NOT a.attisdropped)
      AND NOT EXISTS (SELECT FROM fencepost.floors_of_rows(p_table, fencepost.name_of(p_table))) THEN
     high := fencepost.highest_mark_of_rows(p_table, fencepost.resource_expression(
-      p_table, coalesce(now.name, fencepost.name_of(p_table)), fencepost.primary_key(p_table), 'r'), now.name IS NOT NULL);
+      p_table, coalesce(now.name, fencepost.name_of(p_table)), p_key, 'r'), now.name IS NOT NULL);
     PERFORM fencepost.refuse_above(high.resource, high.mark, p_max_token, high.mend);
     EXECUTE format(
       'INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent) SELECT s.scope, s.mark, ''0'', true'

@@ -49,11 +49,13 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM (SELECT p_table, unnest(p_parts) UNION ALL SELECT t.relid, 'trunc' FROM fencepost.with_partitions(p_table) t WHERE p_parts IS NULL)
       AS d(tab, part) $$;
 
--- Drop a table's functions. Their triggers must be gone, or point at others.
-CREATE FUNCTION fencepost.drop_functions(p_stem text) RETURNS text[] LANGUAGE sql STABLE
+-- Drop a table's functions, but for those that p_but has. Their triggers must be gone, or point at others.
+CREATE FUNCTION fencepost.drop_functions(p_stem text, p_but fencepost.protected DEFAULT NULL) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-  SELECT array_agg('DROP FUNCTION IF EXISTS ' || fencepost.part_name(p_stem, part))
-    FROM unnest(ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name', 'key', 'scope', 'of']) part $$;
+  SELECT array_agg('DROP FUNCTION IF EXISTS ' || fencepost.part_name(p_stem, f.part))
+    FROM (VALUES ('upd', false), ('ins', false), ('insmark', false), ('del', false), ('delete', false), ('name', false), ('key', false),
+                 ('scope', true), ('of', true)) AS f(part, scoped)
+   WHERE p_but.functions IS DISTINCT FROM p_stem OR f.scoped <> (p_but.scope IS NOT NULL) $$;
 
 -- Make a table's functions: first those that are bound to its columns.
 CREATE FUNCTION fencepost.function_statements(p fencepost.protected) RETURNS text[] LANGUAGE plpgsql STABLE
@@ -97,20 +99,16 @@ END $$;
 CREATE FUNCTION fencepost.lock_statements(p fencepost.protected) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT ARRAY[format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', fencepost.sql_name(p.relation)),
-    format('SELECT fencepost.require_unchanged(%L::regclass, ARRAY[%s]::name[], ARRAY[%s]::regtype[], ARRAY[%s])', fencepost.sql_name(p.relation),
+    format('SELECT fencepost.require_unchanged(%L::regclass, ARRAY[%s]::name[], ARRAY[%s]::regtype[], ARRAY[%s], %L)', fencepost.sql_name(p.relation),
            string_agg(quote_literal(c.name), ', ' ORDER BY k.n), string_agg(quote_literal(c.type), ', ' ORDER BY k.n),
-           string_agg(c.known::text, ', ' ORDER BY k.n))]
+           string_agg(c.known::text, ', ' ORDER BY k.n), p.key_columns)]
     FROM (SELECT u.name, min(u.n) FROM unnest(p.key_columns || fencepost.scope_columns(p.scope)) WITH ORDINALITY u(name, n) GROUP BY 1) k(name, n)
     JOIN fencepost.columns_of(p.relation) c ON c.name = k.name $$;
 
 -- The last statements of a protection: the table is registered, and its tokens go on from above its marks.
 CREATE FUNCTION fencepost.register_statements(p fencepost.protected, now fencepost.protected) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-  SELECT CASE WHEN now.name IS NOT NULL AND (now.functions <> p.functions OR (now.scope IS NULL) <> (p.scope IS NULL)) THEN ARRAY(
-           SELECT d FROM unnest(fencepost.drop_functions(now.functions)) d EXCEPT
-           SELECT 'DROP FUNCTION IF EXISTS ' || fencepost.part_name(p.functions, part)
-             FROM unnest(CASE WHEN p.scope IS NULL THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name', 'key']
-                              ELSE ARRAY['scope', 'of'] END) part) ELSE '{}' END
+  SELECT CASE WHEN now.name IS NOT NULL AND (now.functions <> p.functions OR (now.scope IS NULL) <> (p.scope IS NULL)) THEN fencepost.drop_functions(now.functions, p) ELSE '{}' END
     || format('SELECT fencepost.register(%L)', jsonb_strip_nulls(to_jsonb(p) - ARRAY['partitions', 'protected_at', 'protected_by']))
     || CASE WHEN p.scope IS NULL AND (now.source, now.name) = (p.source, p.name)
              AND (p.max_token IS NULL OR p.max_token >= now.max_token) THEN '{}'
@@ -182,7 +180,7 @@ BEGIN
       || format('INSERT INTO fencepost.floors (name) VALUES (%L), (%L) ON CONFLICT DO NOTHING', p.name, prefix)
       || format('SELECT fencepost.take_name(%L::regclass, %L)', tab, p.name);
     IF (now.scope, now.name) IS DISTINCT FROM (p.scope, p.name) THEN
-      statements := statements || format('SELECT fencepost.bring_marks(%L::regclass, %L, %L, %L)', tab, p.scope,
+      statements := statements || format('SELECT fencepost.bring_marks(%L::regclass, %L, %L, %L, %L)', tab, p.key_columns, p.scope,
         ARRAY(SELECT DISTINCT n FROM unnest(formerly || p.name || now.name) n WHERE n IS NOT NULL ORDER BY n), p.max_token);
     END IF;
     statements := statements || fencepost.drop_triggers(p_table, ARRAY['upd', 'ins', 'insmark', 'del']) || fencepost.function_statements(p);
@@ -201,18 +199,21 @@ DECLARE
   tab text := fencepost.sql_name(p_table);
   called text := fencepost.api_name(p_table);
   readable boolean;
+  reason text;
   statements text[];
 BEGIN
   SELECT x.* INTO now FROM fencepost.protected x WHERE x.relation = p_table;
-  IF NOT FOUND THEN PERFORM fencepost.refuse_protection(coalesce(called, p_table::text), ARRAY['it is not protected.']); END IF;
-  PERFORM fencepost.refuse_protection(now.name, ARRAY[CASE
+  reason := CASE WHEN NOT FOUND THEN 'it is not protected.' WHEN tab IS NULL THEN 'the table was dropped meanwhile.' END;
+  PERFORM fencepost.refuse_protection(coalesce(now.name, called, p_table::text, 'null'), ARRAY[reason]);
+  SELECT CASE
       WHEN NOT pg_has_role(c.relowner, 'USAGE') OR NOT has_table_privilege('fencepost.protected', 'DELETE')
            OR EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND starts_with(o.proname, now.functions || '_')
                          AND NOT pg_has_role(o.proowner, 'USAGE'))
       THEN format('it belongs to %s and the schema fencepost to %s; %s may not act as both: run this as a member of both roles.',
                   pg_get_userbyid(c.relowner), pg_get_userbyid(f.nspowner), current_user)
-      WHEN row_security_active(c.oid) AND now.scope IS NULL THEN fencepost.ruled_reason(p_table) END])
+      WHEN row_security_active(c.oid) AND now.scope IS NULL THEN fencepost.ruled_reason(p_table) END INTO reason
     FROM pg_class c JOIN pg_namespace f ON f.nspname = 'fencepost' WHERE c.oid = p_table;
+  PERFORM fencepost.refuse_protection(now.name, ARRAY[reason]);
   IF now.scope IS NOT NULL THEN
     statements := fencepost.leave_statements(now, NULL) || fencepost.drop_triggers(p_table, NULL);
   ELSE

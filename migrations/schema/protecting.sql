@@ -5,11 +5,13 @@
 -- is not what was looked at; 54000, a mark is too high.
 
 -- Whether the table is still the one that was looked at: until it was locked its owner could have put something of his own in its place.
--- p_builtin: of which columns the type has to come down to one of PostgreSQL's own.
-CREATE FUNCTION fencepost.require_unchanged(p_table regclass, p_columns name[], p_types regtype[], p_builtin boolean[]) RETURNS void
+-- p_key: its primary key. p_builtin: of which columns the type has to come down to one of PostgreSQL's own.
+CREATE FUNCTION fencepost.require_unchanged(p_table regclass, p_columns name[], p_types regtype[], p_builtin boolean[],
+                                            p_key text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p_table AND c.relkind IN ('r', 'p'))
+     OR fencepost.primary_key(p_table) IS DISTINCT FROM p_key
      OR EXISTS (SELECT FROM unnest(p_columns, p_types, p_builtin) AS w(name, type, builtin) LEFT JOIN pg_attribute a
                     ON a.attrelid = p_table AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
                  WHERE a.atttypid IS DISTINCT FROM w.type OR w.builtin AND NOT fencepost.is_builtin(w.type))

@@ -11,7 +11,9 @@ SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   reasons text[] := array_remove(p_reasons, NULL);
 BEGIN
-  IF cardinality(reasons) > 0 THEN
+  IF cardinality(reasons) = 1 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', TABLE = p_name, MESSAGE = p_name || ': ' || reasons[1];
+  ELSIF cardinality(reasons) > 1 THEN
     RAISE EXCEPTION USING ERRCODE = '55000', TABLE = p_name, MESSAGE = p_name || ': ' || reasons[1],
       DETAIL = array_to_string(reasons[2:], E'\n');
   END IF;
@@ -180,10 +182,11 @@ END $$;
 CREATE FUNCTION fencepost.source_asked(p_name text, now fencepost.protected, p_options jsonb) RETURNS text LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  source text := p_options ->> 'source';
+  source text := nullif(p_options ->> 'source', '');
   queue text := p_options ->> 'queue';
   no_scope CONSTANT text := 'a queue orders the writes of one row, and not those of a scope: their positions cannot be compared.';
   others text;
+  reasons text[];
 BEGIN
   IF strpos(source, ':') > 0 THEN
     PERFORM fencepost.refuse_protection(p_name, ARRAY[format('--source %s: a queue orders writes and is no lock: --queue %1$s.', source)]);
@@ -197,13 +200,14 @@ BEGIN
     (1, '--scope', p_options ->> 'scope' <> ''), (2, '--source', source IS NOT NULL), (3, '--verify', (p_options ->> 'verify')::boolean),
     (4, '--above', p_options ->> 'above' IS NOT NULL), (5, '--max-token', p_options ->> 'max_token' IS NOT NULL),
     (6, '--max-jump', p_options ->> 'max_jump' IS NOT NULL)) AS o(n, option, given) WHERE o.given;
-  PERFORM fencepost.refuse_protection(p_name, CASE
+  reasons := CASE
     WHEN others IS NOT NULL
     THEN ARRAY[format('--queue and %s exclude each other: its tokens are the queue''s positions.', others)]
     WHEN queue !~ '^(postgres:default|(kafka|redis):[A-Za-z0-9._-]{1,48})$'
     THEN ARRAY[format('--queue %s: a queue is postgres:default, kafka:TOPIC or redis:STREAM.', queue)]
     WHEN p_options ->> 'scope' IS NULL AND now.scope IS NOT NULL
-    THEN ARRAY[no_scope, '--no-scope gives each row a mark of its own again.'] END);
+    THEN ARRAY[no_scope, '--no-scope gives each row a mark of its own again.'] END;
+  PERFORM fencepost.refuse_protection(p_name, reasons);
   RETURN queue;
 END $$;
 
@@ -213,12 +217,12 @@ SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   queue CONSTANT boolean := strpos(p.source, ':') > 0;
   service fencepost.sources;
-  most CONSTANT bigint := (p_options ->> 'max_token')::bigint;
-  jump CONSTANT bigint := (p_options ->> 'max_jump')::bigint;
-  above CONSTANT bigint := (p_options ->> 'above')::bigint;
+  most CONSTANT numeric := (p_options ->> 'max_token')::numeric;
+  jump CONSTANT numeric := (p_options ->> 'max_jump')::numeric;
+  reasons text[];
 BEGIN
   SELECT s.* INTO service FROM fencepost.sources s WHERE s.name = p.source;
-  PERFORM fencepost.refuse_protection(p.name, CASE
+  reasons := CASE
     -- A queue becomes known with its table.
     WHEN queue AND p.verify THEN ARRAY[format('--verify: %s is a queue, and gives no tokens to others.', p.source)]
     WHEN NOT queue AND p.source NOT IN ('builtin', 'external') AND service.name IS NULL
@@ -233,11 +237,14 @@ BEGIN
     WHEN p.source <> 'external' AND (most IS NOT NULL OR jump IS NOT NULL)
     THEN ARRAY[format('--max-token and --max-jump are for the source external: %s knows which tokens it has issued, and all others are'
                       ' refused.', p.source)]
-    WHEN above > p.max_token
-    THEN ARRAY[format('--above %s is above %s, the highest token that the table takes.', above, p.max_token)]
+    WHEN most NOT BETWEEN 1 AND 9223372036854775807 OR jump NOT BETWEEN 0 AND 9223372036854775807
+    THEN ARRAY['--max-token is a token, 1 to 9223372036854775807, and --max-jump a distance of 0 (any) or more.']
+    WHEN (p_options ->> 'above')::numeric > coalesce(most, p.max_token, 4611686018427387903)
+    THEN ARRAY[format('--above %s is above %s, the highest token that the table takes.', p_options ->> 'above', coalesce(most, p.max_token, 4611686018427387903))]
     WHEN p.sealed AND queue
     THEN ARRAY[format('--sealed and %s exclude each other: the tokens are the queue''s positions, and no client presents any. --no-sealed'
-                      ' takes a seal away.', p.source)] END);
+                      ' takes a seal away.', p.source)] END;
+  PERFORM fencepost.refuse_protection(p.name, reasons);
 END $$;
 
 -- What is wrong with a scope's columns in a table, which others call p_called.
@@ -272,7 +279,7 @@ DECLARE
   columns text[] := fencepost.scope_columns(p.scope);
   again CONSTANT text := 'unprotect the others, change this one, and protect them again.';
   wrong text := CASE
-    WHEN p.scope !~ '^[^/]*/\{[^{}]+\}(,\{[^{}]+\})*$'
+    WHEN p.scope !~ '^[^/]*/[{][^{}]+[}](,[{][^{}]+[}])*$'
     THEN 'a scope is a name, a slash and columns in braces: account/{account_id}, or shelf/{region},{shelf}'
     WHEN prefix !~ '^[A-Za-z0-9_][A-Za-z0-9_.-]*$' OR length(prefix) > 63
     THEN 'the name before the slash has 1 to 63 letters, digits, _ . or -'
@@ -321,30 +328,30 @@ SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   now fencepost.protected;
   p fencepost.protected;
-  called CONSTANT text := coalesce(fencepost.api_name(p_table), p_table::text);
+  called CONSTANT text := coalesce(fencepost.api_name(p_table), p_table::text, 'null');
   above numeric;
   other text;
   lost boolean;
+  reasons text[];
 BEGIN
   PERFORM fencepost.require_options(p_options);
   above := (p_options ->> 'above')::numeric;
   SELECT x.* INTO now FROM fencepost.protected x WHERE x.relation = p_table;
-  PERFORM fencepost.refuse_protection(called, fencepost.table_reasons(p_table, now, coalesce(p_options ->> 'scope', now.scope, '') = ''));
+  reasons := fencepost.table_reasons(p_table, now, coalesce(p_options ->> 'scope', now.scope, '') = '');
+  PERFORM fencepost.refuse_protection(called, reasons);
   SELECT x.name INTO other FROM fencepost.protected x WHERE fencepost.scope_prefix(x.scope) = called LIMIT 1;
   IF FOUND THEN
     PERFORM fencepost.refuse_protection(called, ARRAY[format('its name is that of a scope, %s/…, of the table %s: rename one of them.', called, other)]);
   END IF;
   lost := now.name IS NOT NULL AND now.scope IS NULL AND now.source = 'external' AND NOT EXISTS (
     SELECT FROM pg_attribute a WHERE a.attrelid = p_table AND a.attname = 'last_fence_token' AND NOT a.attisdropped);
-  PERFORM fencepost.refuse_protection(called, CASE
+  reasons := CASE
     WHEN lost AND above IS NULL THEN ARRAY[fencepost.lost_marks_reason(called)]
     WHEN above IS NOT NULL AND NOT lost THEN ARRAY['--above N is for a table of an external source that is protected and has lost its'
       ' column last_fence_token; this one has not.']
     WHEN above NOT BETWEEN 1 AND 4611686018427387904
-    THEN ARRAY[format('--above %s: a token is a positive number, of at most 2^62 here.', above)]
-    WHEN (p_options ->> 'max_token')::numeric NOT BETWEEN 1 AND 9223372036854775807
-         OR (p_options ->> 'max_jump')::numeric NOT BETWEEN 0 AND 9223372036854775807
-    THEN ARRAY['--max-token is a token, 1 to 9223372036854775807, and --max-jump a distance of 0 (any) or more.'] END);
+    THEN ARRAY[format('--above %s: a token is a positive number, of at most 2^62 here.', above)] END;
+  PERFORM fencepost.refuse_protection(called, reasons);
   p := now;
   p.relation := p_table;
   p.name := called;
@@ -356,9 +363,9 @@ BEGIN
   p.requires_key := coalesce((p_options ->> 'requires_key')::boolean, now.requires_key, false);
   p.sealed := coalesce((p_options ->> 'sealed')::boolean, now.sealed, false);
   p.verify := coalesce((p_options ->> 'verify')::boolean, now.verify AND now.source = p.source, false);
+  PERFORM fencepost.require_source(p, p_options);
   p.max_token := CASE p.source WHEN 'external' THEN coalesce((p_options ->> 'max_token')::bigint, now.max_token, 4611686018427387903) END;
   p.max_jump := CASE p.source WHEN 'external' THEN nullif(coalesce((p_options ->> 'max_jump')::bigint, now.max_jump), 0) END;
-  PERFORM fencepost.require_source(p, p_options);
   IF p.scope IS NOT NULL THEN PERFORM fencepost.require_scope(p); END IF;
   RETURN p;
 END $$;

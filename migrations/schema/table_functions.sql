@@ -39,13 +39,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT b.attnum, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
   )
   SELECT a.attname, format_type(a.atttypid, -1), bt.typname, of.known, of.is_enum,
-         NOT of.is_enum AND NOT (bn.nspname = 'pg_catalog' AND of.known),
-         of.is_enum AND bt.oid <> a.atttypid, of.is_enum AND of.known,
+         NOT of.is_enum AND NOT of.known, of.is_enum AND bt.oid <> a.atttypid, of.is_enum AND bt.typname = ANY (fencepost.key_types()),
          EXISTS (SELECT FROM pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic),
          NOT a.attnotnull, a.attgenerated <> ''
     FROM base b JOIN pg_attribute a ON a.attrelid = p_table AND a.attnum = b.attnum
     JOIN pg_type bt ON bt.oid = b.type AND bt.typtype <> 'd' JOIN pg_namespace bn ON bn.oid = bt.typnamespace
-   CROSS JOIN LATERAL (SELECT bt.typtype = 'e' AS is_enum, bt.typname = ANY (fencepost.key_types()) AS known) of
+   CROSS JOIN LATERAL (SELECT bt.typtype = 'e', bn.nspname = 'pg_catalog' AND bt.typname = ANY (fencepost.key_types())) AS of(is_enum, known)
 $$;
 
 CREATE FUNCTION fencepost.primary_key(p_table oid) RETURNS text[] LANGUAGE sql STABLE
@@ -58,14 +57,15 @@ SET search_path = pg_catalog, pg_temp AS $$
 -- have the same (resource_sql in postgres/row_sql.py).
 --
 -- The owner of an enum may define its cast to text, and triggers would run that in their owner's name: no role can replace the type's
--- output function. COLLATE "C": the collations of two columns must not meet in a name.
+-- output function. A type that is none of these is not read. COLLATE "C": the collations of two columns must not meet in a name.
 CREATE FUNCTION fencepost.resource_expression(p_table oid, p_prefix text, p_columns text[], p_record text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT quote_literal(fencepost.enc(p_prefix) || '/') || ' || ' || string_agg(format('fencepost.enc(%s)', CASE
-           WHEN c.base_name IN ('date', 'timestamp', 'timestamptz', 'numeric', 'bytea') THEN format('fencepost.canon(%s)', value)
-           WHEN c.base_name IN ('int2', 'int4', 'int8', 'text', 'varchar', 'bpchar', 'uuid', 'bool')
+           WHEN c.known AND c.base_name IN ('date', 'timestamp', 'timestamptz', 'numeric', 'bytea') THEN format('fencepost.canon(%s)', value)
+           WHEN c.known AND c.base_name IN ('int2', 'int4', 'int8', 'text', 'varchar', 'bpchar', 'uuid', 'bool')
            THEN format('(%s)::text COLLATE pg_catalog."C"', value)
-           ELSE format('pg_catalog.textin(pg_catalog.enum_out(%s)) COLLATE pg_catalog."C"', value) END), ' || '','' || ' ORDER BY k.n)
+           WHEN c.is_enum THEN format('pg_catalog.textin(pg_catalog.enum_out(%s)) COLLATE pg_catalog."C"', value)
+           ELSE 'NULL' END), ' || '','' || ' ORDER BY k.n)
     FROM unnest(p_columns) WITH ORDINALITY k(name, n) JOIN fencepost.columns_of(p_table) c ON c.name = k.name
    CROSS JOIN LATERAL (SELECT p_record || '.' || fencepost.quoted(c.name)) AS of(value) $$;
 
@@ -74,14 +74,14 @@ CREATE FUNCTION fencepost.scope_prefix(p_template text) RETURNS text LANGUAGE sq
 RETURN pg_catalog."left"(p_template, pg_catalog.strpos(p_template, '/{') - 1);
 
 CREATE FUNCTION fencepost.scope_columns(p_template text) RETURNS text[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN pg_catalog.string_to_array(pg_catalog.regexp_replace(p_template, '^[^/]*/\{|\}$', '', 'g'), '},{');
+RETURN pg_catalog.string_to_array(pg_catalog.regexp_replace(p_template, '^[^/]*/[{]|[}]$', '', 'g'), '},{');
 
 -- The common start of the names of a table's functions: readable, unique, and short of PostgreSQL's 63 bytes.
 CREATE FUNCTION fencepost.stem_of(p_table oid) RETURNS text LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT left(c.relname, (SELECT max(n) FROM generate_series(0, length(c.relname::text)) n
                            WHERE octet_length(convert_to(left(c.relname, n), 'UTF8')) <= 36))
-         || '_' || left(encode(sha256(convert_to(n.nspname, 'UTF8') || '\x00' || convert_to(c.relname, 'UTF8')), 'hex'), 10)
+         || '_' || left(encode(sha256(convert_to(n.nspname, 'UTF8') || decode('00', 'hex') || convert_to(c.relname, 'UTF8')), 'hex'), 10)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_table $$;
 
 CREATE FUNCTION fencepost.part_name(p_stem text, p_part text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE

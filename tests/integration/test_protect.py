@@ -609,7 +609,7 @@ async def stored(db: Connection) -> str:
 
 
 async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
-    await owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await owner.execute("CREATE TABLE t (id int PRIMARY KEY); SET standard_conforming_strings = off")
     made = await owner.fetchrow("""SELECT * FROM fencepost.protect('t', '{"rule": "epoch", "max_jump": 7}')""")
     assert made == await owner.fetchrow("SELECT * FROM fencepost.protected")
     assert made is not None

@@ -184,6 +184,7 @@ async def test_a_table_that_changes_between_look_and_lock_is_not_protected(owned
         "ALTER TABLE t RENAME TO was; CREATE VIEW public.t AS SELECT * FROM was",
         "ALTER TABLE t ADD last_fence_token numeric",
         "ALTER TABLE t ADD last_fence_token bigint, ADD CONSTRAINT fencepost_mark CHECK (n > 0)",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, n)",
         "DROP TABLE t",
     ):
         await app.execute("DROP TABLE IF EXISTS public.was CASCADE; CREATE TABLE public.t (id text PRIMARY KEY, n int)")

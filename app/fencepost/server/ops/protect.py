@@ -20,8 +20,8 @@ T = TypeVar("T")
 BUSY: Final = ("55P03", "40P01")
 """SQLSTATEs of a table that another session has locked: lock_not_available, deadlock_detected. The latter: with a
 session that has drawn a token and wants the table, while this has the table and wants to move the tokens."""
-REFUSED: Final = ("54000", "55000")
-"""SQLSTATEs of a table that cannot be protected as it is: a mark is too high; anything else that is in the way."""
+REFUSED: Final = ("22023", "54000", "55000")
+"""SQLSTATEs of what cannot be done: there is no such option; a mark is too high; anything else that is in the way."""
 PAUSE: Final = 0.5
 """Seconds between two tries for the table's lock, in which its other users get through."""
 
