@@ -274,10 +274,7 @@ async def _opened(
     gateway = await _connect(settings, configured, emit, times)
     upkeep = Upkeep(gateway, settings, authentication)
     stopping = Stopping(settings.shutdown_timeout)
-    stops = (
-        *(stopping.ask, gateway.locks.queue.stop, gateway.watches.stop, gateway.results.stop),
-        gateway.batches.stopping.set,
-    )
+    waits = (gateway.locks.queue.stop, gateway.watches.stop, gateway.results.stop, gateway.batches.stopping.set)
     try:
         await _look_first(gateway, _served(settings))
         # Callers' tokens name roles: the login must not be one that may become any.
@@ -286,7 +283,7 @@ async def _opened(
             raise StartupError(reason)
         async with (
             _working(upkeep.works(configured.dsn)),
-            _heeding_signals(upkeep.reload, stops),
+            _heeding_signals(upkeep.reload, (stopping.ask, *waits)),
             sources_opened(configured.sources, gateway, stopping) as sources,
             _working(upkeep.works_of_sources(sources)),
             queues_opened(configured.queues, gateway.database, configured.dsn, emit) as queues,
@@ -477,7 +474,7 @@ class Upkeep:
     """What a gateway does now and then, with or without an application."""
 
     def __init__(self, gateway: Gateway, settings: Settings, authentication: Authentication | None = None) -> None:
-        self._gateway, self.settings, self._authentication = gateway, settings, authentication
+        self._gateway, self._settings, self._authentication = gateway, settings, authentication
         file = settings.seal_keys_file
         self._seal_keys = None if file is None else SealKeysFile(file, gateway.seals, gateway.emit)
         self._pruner = Pruner(gateway.database)
@@ -492,7 +489,10 @@ class Upkeep:
             Chore(every.look_every, self._leave_moment),
             Chore(every.sweep_about_every, self._sweep, True, QueueFailed, "ended leases could not be swept"),
             Chore(
-                *(every.prune_about_every, self._prune, True, PruningFailed),
+                every.prune_about_every,
+                self._prune,
+                True,
+                PruningFailed,
                 "marks or idempotency records could not be pruned",
             ),
         ]
@@ -517,12 +517,11 @@ class Upkeep:
     def works_of_sources(self, sources: Mapping[str, SourceLocks]) -> list[Coroutine[Any, Any, None]]:
         """Give what is to be done where there are lock services: one of them forgets the ended leases of all."""
         every, words = self._gateway.times.sources, "leases of lock services that ended could not be forgotten"
-        return [
-            Chore(
-                every.sweep_about_every, partial(each.sweep, self.settings.lease_history), True, QueueFailed, words
-            ).run(self._gateway)
+        chores = [
+            Chore(every.sweep_about_every, partial(each.sweep, self._settings.lease_history), True, QueueFailed, words)
             for each in list(sources.values())[:1]
         ]
+        return [chore.run(self._gateway) for chore in chores]
 
     async def reload(self) -> None:
         """Read the keys of seals and the catalog anew, and see whether this is still the database to write to."""
@@ -547,12 +546,12 @@ class Upkeep:
             await leave_moment(self._gateway.database)
 
     async def _sweep(self) -> None:
-        await self._gateway.locks.sweep(self.settings.lease_history)
+        await self._gateway.locks.sweep(self._settings.lease_history)
 
     async def _prune(self) -> None:
-        if pruned := await self._pruner.run(self.settings.mark_retention):
+        if pruned := await self._pruner.run(self._settings.mark_retention):
             self._gateway.emit(Pruned("marks", pruned))
-        if pruned := await prune_records(self._gateway.database, self.settings.idempotency_retention):
+        if pruned := await prune_records(self._gateway.database, self._settings.idempotency_retention):
             self._gateway.emit(Pruned("idempotency", pruned))
 
 
@@ -577,10 +576,8 @@ async def _reporting(gateway: Gateway, health: Health, observers: Observers) -> 
 
     every = gateway.times.upkeep
     await publish()
-    recording = Chore(
-        *(every.record_every, record, False, PruningFailed),
-        "refusals of callers could not be recorded, and will be later",
-    )
+    words = "refusals of callers could not be recorded, and will be later"
+    recording = Chore(every.record_every, record, failed=PruningFailed, words=words)
     try:
         async with _working([chore.run(gateway) for chore in (Chore(every.publish_every, publish), recording)]):
             yield
