@@ -474,7 +474,7 @@ class Upkeep:
     """What a gateway does now and then, with or without an application."""
 
     def __init__(self, gateway: Gateway, settings: Settings, authentication: Authentication | None = None) -> None:
-        self._gateway, self._settings, self._authentication = gateway, settings, authentication
+        self._gateway, self.settings, self._authentication = gateway, settings, authentication
         file = settings.seal_keys_file
         self._seal_keys = None if file is None else SealKeysFile(file, gateway.seals, gateway.emit)
         self._pruner = Pruner(gateway.database)
@@ -518,7 +518,7 @@ class Upkeep:
         """Give what is to be done where there are lock services: one of them forgets the ended leases of all."""
         every, words = self._gateway.times.sources, "leases of lock services that ended could not be forgotten"
         chores = [
-            Chore(every.sweep_about_every, partial(each.sweep, self._settings.lease_history), True, QueueFailed, words)
+            Chore(every.sweep_about_every, partial(each.sweep, self.settings.lease_history), True, QueueFailed, words)
             for each in list(sources.values())[:1]
         ]
         return [chore.run(self._gateway) for chore in chores]
@@ -546,12 +546,12 @@ class Upkeep:
             await leave_moment(self._gateway.database)
 
     async def _sweep(self) -> None:
-        await self._gateway.locks.sweep(self._settings.lease_history)
+        await self._gateway.locks.sweep(self.settings.lease_history)
 
     async def _prune(self) -> None:
-        if pruned := await self._pruner.run(self._settings.mark_retention):
+        if pruned := await self._pruner.run(self.settings.mark_retention):
             self._gateway.emit(Pruned("marks", pruned))
-        if pruned := await prune_records(self._gateway.database, self._settings.idempotency_retention):
+        if pruned := await prune_records(self._gateway.database, self.settings.idempotency_retention):
             self._gateway.emit(Pruned("idempotency", pruned))
 
 
