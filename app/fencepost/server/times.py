@@ -192,7 +192,7 @@ class HealthTimes:
     answer_within: float = 1.5
     """An answer waits for PostgreSQL's for so long."""
     log_within: float = 0.75
-    """A queue's log is waited for so long; after that what was recorded has to do (health.py)."""
+    """A queue's log is waited for so long; after that what was recorded has to do (queues/registry.py)."""
     ask_for: float = 10.0
     """After so long a question is given up, and the next caller asks anew."""
 
