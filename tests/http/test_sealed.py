@@ -36,11 +36,11 @@ from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import alone, operations, use_cases
 from fencepost.server.gateway.attempt import in_a_batch
-from fencepost.server.gateway.gateway import Seals
+from fencepost.server.gateway.gateway import SealKeysFile, Seals
 from fencepost.server.gateway.plan import Plan
 from fencepost.server.observe.events import Event, SealKeysRead, SealKeysUnreadable
 from fencepost.server.ops.protect import protect
-from fencepost.server.parts import SealKeysFile, read_seal_keys
+from fencepost.server.parts import read_seal_keys
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.queues import PARTITIONS, MessageRow
 from fencepost.server.queues.log import partition_of

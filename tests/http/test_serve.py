@@ -298,10 +298,10 @@ def test_on_the_users_own_database_nothing_heavy_is_loaded(short_dir: Path) -> N
     given = ("--port", "0", "--start-timeout", "0")
     _, output = refused(*given, directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
-    assert "fencepost.server.wiring" in loaded, output[-500:]
+    assert "fencepost.server.serve" in loaded, output[-500:]
     heavy = {"alembic", "sqlalchemy", "httpx"}
     assert loaded & heavy == set()
-    script = "import sys, fencepost.server.serving.worker, fencepost.server.wiring; print(*sys.modules)"
+    script = "import sys, fencepost.server.serving.worker, fencepost.server.serve; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & heavy == set()
 

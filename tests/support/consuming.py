@@ -22,9 +22,9 @@ from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce
 from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
 from fencepost.server.times import HealthTimes, Times
-from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 TABLE = """

@@ -35,10 +35,10 @@ from fencepost.server.gateway.gateway import Gateway as UseCases
 from fencepost.server.ops import demo, schema
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.api_keys import NewKey
+from fencepost.server.serve import create_app
 from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
-from fencepost.server.wiring import create_app
 from fencepost.testing.servers.gateway import GatewayServer
 from fencepost.testing.servers.postgres import clone, in_database
 from fencepost.testing.servers.processes import PATIENCE, descendants, mentioning, server_directory

@@ -40,8 +40,8 @@ from fencepost.server.queues.postgres import TTL, PostgresLog
 from fencepost.server.queues.redis import TTL_MS
 from fencepost.server.queues.redis import from_url as redis_from_url
 from fencepost.server.queues.redis_server import read_url
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.postgres import clone, in_database, quick_logins, run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, server_directory, wait_until
