@@ -28,8 +28,8 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.write import Body, OneRow, Write
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import consumer_gateway
 
 ROLE: Final = "benchmark_web"
 WANTED: Final = 0.85

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import asyncpg
@@ -74,6 +75,13 @@ def databases(postgres: PostgresServer, template: str) -> Iterator[ReadyMade]:
     """Give what makes databases on the session's server."""
     with contextlib.closing(ReadyMade(postgres.url, template)) as made:
         yield made
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    """Give a stack: what is entered there, or pushed, ends with the test."""
+    async with AsyncExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from fencepost.server.ops import demo
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.migrate import upgrade
+from fencepost.server.serve import create_app
 from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import create_app
 
 APP: Final = str(Path(fencepost.__file__).parent) + "/"
 TRIES: Final = 9

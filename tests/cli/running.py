@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.support.servers import exit_code
 
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -26,14 +27,7 @@ class Running:
 
     async def ended(self, *, within: float = PATIENCE) -> int:
         """Return the exit code, -n for a death by signal n."""
-
-        async def code() -> tuple[int] | None:
-            status = self.process.poll()
-            return None if status is None else (status,)
-
-        return (
-            await eventually(code, within=within, what=f"the end of fencepost lock, which printed {self.printed!r}")
-        )[0]
+        return await exit_code(self.process, within=within, what=f"fencepost lock, which printed {self.printed!r}")
 
     async def output(self) -> str:
         """Return what was printed to stdout, up to its end."""
@@ -125,7 +119,6 @@ async def release(http: httpx.AsyncClient, variables: Mapping[str, str]) -> None
 
 
 async def locks(http: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """Return who holds what."""
     found: list[dict[str, Any]] = (await http.get("/v1/locks")).json()
     return found
 

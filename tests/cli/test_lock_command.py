@@ -71,11 +71,9 @@ async def test_a_held_lock_has_an_exit_code_of_its_own(lock: StartLock, tmp_path
     lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     cases: list[tuple[tuple[str, ...], int, bool]] = [
-        (("--no-wait",), 75, False),
-        (("--wait", "0.5"), 75, False),
-        (("-n", "-E", "9"), 9, False),
+        (("--no-wait",), 75, False), (("--wait", "0.5"), 75, False), (("-n", "-E", "9"), 9, False),
         (("-n", "-E", "0"), 0, True),
-    ]
+    ]  # fmt: skip
     others = [lock("a", *options, "touch", "ran") for options, _, _ in cases]
     for other, (_, code, silent) in zip(others, cases, strict=True):
         assert await other.ended() == code
@@ -197,14 +195,10 @@ async def test_mint_prints_fresh_tokens_that_are_good_for_writes(
 
 async def test_mint_fails_with_the_exit_codes_of_lock_and_prints_no_token(lock: StartLock, tmp_path: Path) -> None:
     cases = [
-        ("FENCEPOST_LEASE=999999 $MINT", 79),
-        ("FENCEPOST_LEASE=999999 $MINT --lost-exit-code 5", 5),
-        ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79),
-        ("FENCEPOST_URL=nowhere $MINT", 2),
-        ("$MINT 1001", 2),
-        ("$MINT --sealed", 2),
-        ("unset FENCEPOST_LEASE; $MINT", 2),
-    ]
+        ("FENCEPOST_LEASE=999999 $MINT", 79), ("FENCEPOST_LEASE=999999 $MINT --lost-exit-code 5", 5),
+        ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79), ("FENCEPOST_URL=nowhere $MINT", 2),
+        ("$MINT 1001", 2), ("$MINT --sealed", 2), ("unset FENCEPOST_LEASE; $MINT", 2),
+    ]  # fmt: skip
     running = lock("a", "sh", "-c", "; ".join(f"({script}); echo $? >> codes" for script, _ in cases))
     assert await running.ended() == 0
     assert await written(tmp_path / "codes") == [str(code) for _, code in cases]

@@ -31,9 +31,7 @@ async def pids(directory: Path, count: int) -> list[int]:
     return [int(pid) for pid in await written(directory / "pids", lines=count)]
 
 
-async def test_a_lost_lease_ends_the_whole_process_group(
-    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_a_lost_lease_ends_the_process_group(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
     obeys = f"sh -c 'trap \"echo TERM >> signals; exit\" TERM; echo $$ >> pids; {FOR_EVER}'"
     running = lock("a", "--ttl", "12", "sh", "-c", f"{obeys} & {obeys} & echo $$ >> pids; {ENV}; wait")
     group = await pids(tmp_path, 3)

@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from tests.cli.running import FENCEPOST, StartLock, environment, release, variables_in, waiters, whole_lines, written
 from tests.support.gateways import gateway_process
 from tests.support.manual_clock import ManualClock
+from tests.support.servers import until
 from tests.support.use_cases import patch_line
 from tests.support.use_cases import written as lines_written
 
 from fencepost.cli.main import main
 from fencepost.cli.running import Child, Relay, members
 from fencepost.client import SystemClock
-from fencepost.testing.servers.processes import PATIENCE, alive, eventually, wait_until
+from fencepost.testing.servers.processes import PATIENCE, alive, wait_until
 
 # `fencepost elect`: a command that runs as long as we lead.
 
@@ -122,11 +123,7 @@ async def test_again_outlasts_a_gateway_that_is_away(lock: StartLock, demo_datab
         running = lock("e", "--again", "--ttl", "2", "sh", "-c", command, url=gateway.url, verb="elect")
         await written(tmp_path / "terms")
         gateway.crash()
-
-        async def campaigns_again() -> bool:
-            return "campaigning again" in running.printed
-
-        await eventually(campaigns_again)
+        await until(lambda: "campaigning again" in running.printed)
         gateway.start()
         await gateway.serves()
         old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
@@ -155,13 +152,10 @@ def test_bad_usage_is_refused(arguments: tuple[str, ...]) -> None:
 # `fencepost batch`: a file of lines, what was refused of it, and going on where it stopped.
 
 LINES: list[object] = [
-    {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},
-    b"\n",
-    b"no JSON\n",
-    b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n',
-    {**patch_line("order-123", 1, note="stale")},
+    {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"}, b"\n", b"no JSON\n",
+    b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n', {**patch_line("order-123", 1, note="stale")},
     {"claim": "orders/order-125", "token": 1004},
-]
+]  # fmt: skip
 
 
 def run(url: str, *arguments: str, stdin: bytes = b"") -> tuple[int, list[dict[str, Any]], str]:
@@ -263,22 +257,14 @@ async def running(*command: str, may_go_on: bool) -> AsyncIterator[Child]:
 
 async def stopped(child: Child) -> None:
     child.send(signal.SIGSTOP)
-
-    async def stands() -> bool:
-        return state(child.group) == "T"
-
-    await eventually(stands, what="the command stopped")
+    await until(lambda: state(child.group) == "T", what="the command stopped")
 
 
 async def test_a_stopped_command_goes_on_when_we_do() -> None:
     async with running("sleep", "60", may_go_on=True) as child:
         await stopped(child)
         os.kill(os.getpid(), signal.SIGCONT)
-
-        async def goes_on() -> bool:
-            return state(child.group) == "S"
-
-        await eventually(goes_on, what="the command going on")
+        await until(lambda: state(child.group) == "S", what="the command going on")
 
 
 async def test_a_stopped_command_stays_stopped_when_the_lock_is_lost() -> None:
@@ -302,10 +288,7 @@ async def test_a_zombie_is_no_member_of_its_group() -> None:
 
 
 async def group_has(child: Child, count: int) -> None:
-    async def so_many() -> bool:
-        return len(members(child.group)) == count
-
-    await eventually(so_many, what=f"{count} processes of the command")
+    await until(lambda: len(members(child.group)) == count, what=f"{count} processes of the command")
 
 
 async def test_what_the_command_has_left_in_its_group_is_waited_for(tmp_path: Path) -> None:

@@ -15,20 +15,17 @@ __all__ = ["client", "counting", "demo_database", "gateway_url", "shared", "star
 
 @pytest.fixture
 async def client(gateway_url: str) -> AsyncIterator[Client]:
-    """Give a client of the gateway."""
     async with Client(gateway_url) as client:
         yield client
 
 
 @pytest.fixture
 def counting() -> Counting:
-    """Give a transport that counts."""
     return Counting()
 
 
 @pytest.fixture
 def link(gateway_url: str) -> Iterator[Link]:
-    """Give a link to the gateway."""
     with Link.to(gateway_url) as link:
         yield link
 

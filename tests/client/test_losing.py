@@ -16,6 +16,7 @@ from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, gateway_process
 from tests.support.interleave import connection_to
 from tests.support.manual_clock import ManualClock
+from tests.support.servers import until
 
 from fencepost import Client, Leader, LeaseLost, OutcomeUnknown, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest, elections
@@ -23,7 +24,6 @@ from fencepost.testing import Link, cut, partitioned
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Leases that get lost, gateways that go away, answers that never come.
-
 
 ORDER = "orders/order-123"
 
@@ -42,11 +42,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
         assert first is not None
         gateway.crash()
         reading = asyncio.create_task(c.get("orders", "order-123"))
-
-        async def a_renewal_failed() -> bool:
-            return "renewal attempt 2 failed" in caplog.text
-
-        await eventually(a_renewal_failed)
+        await until(lambda: "renewal attempt 2 failed" in caplog.text)
         assert lease.trusted
         gateway.start()
         await gateway.serves()
@@ -78,10 +74,8 @@ async def test_410_ends_the_lease_and_names_who_has_it_now(gateway_url: str, cou
             assert not lease.trusted
             for attempt in (
                 lambda: c.patch("orders", "order-123", {"status": "paid"}, lease=lease),
-                lambda: c.claim(ORDER, lease=lease),
-                lambda: lease.claim(ORDER),
-                lease.next_token,
-            ):
+                lambda: c.claim(ORDER, lease=lease), lambda: lease.claim(ORDER), lease.next_token,
+            ):  # fmt: skip
                 with pytest.raises(LeaseLost) as raised:
                     await attempt()
                 assert raised.value.superseded_by == lost.superseded_by
@@ -321,14 +315,9 @@ async def test_a_laptop_that_slept_past_the_ttl_writes_nothing_when_it_wakes(gat
     script = Path(__file__).with_name("time_namespace.py")
     found = await run(sys.executable, str(script), gateway_url, "3600")
     assert found == {
-        "monotonic_jumped": 0,
-        "boottime_jumped": 3600,
-        "trusted_before": True,
-        "trusted": False,
-        "write": "expired",
-        "lost": "expired",
-        "status": "paid",
-    }
+        "monotonic_jumped": 0, "boottime_jumped": 3600, "trusted_before": True, "trusted": False, "write": "expired",
+        "lost": "expired", "status": "paid",
+    }  # fmt: skip
 
 
 # Cancellation: of bodies whose lease is lost, of waiters, and of everything at any moment.

@@ -12,12 +12,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, in_process
-from tests.support.interleave import connection_to
+from tests.support.interleave import Connect, connection_to
 from tests.support.use_cases import patch_line, written
 
 from fencepost import (
@@ -40,7 +39,6 @@ from fencepost.testing import Link, cut
 from fencepost.testing.servers.processes import PATIENCE
 
 # The client on a real gateway and a real PostgreSQL: locks, leases, writes.
-
 
 ORDER = "orders/order-123"
 
@@ -152,8 +150,8 @@ async def test_a_lock_is_entered_once_and_with_timings_that_make_sense(client: C
 # The Python client with decimals=True: a row that was read is written back, and is what it was.
 
 
-async def test_a_row_that_was_read_is_written_back_as_it_was(database: str) -> None:
-    owner = await asyncpg.connect(database)
+async def test_a_row_that_was_read_is_written_back_as_it_was(connect: Connect, database: str) -> None:
+    owner = await connect()
     await owner.execute("CREATE TABLE public.v (id int PRIMARY KEY, n numeric, f float8, j jsonb, t json, i interval)")
     await owner.execute(
         """INSERT INTO public.v VALUES (1, 12345678901234567890.12345678901234567890, '-0', '{"a": [1.50, 1e400]}',
@@ -171,7 +169,6 @@ async def test_a_row_that_was_read_is_written_back_as_it_was(database: str) -> N
             await client.patch("v", 2, {"i": timedelta(1, 2)}, token=20)
     assert (len(before), after) == (2, before)
     assert await owner.fetchval("SELECT i::text FROM public.v WHERE id = 2") == "1 day 00:00:02"
-    await owner.close()
 
 
 # Writes that the client queues, on a real gateway, which applies what its own queue postgres:default holds.
@@ -242,7 +239,6 @@ def test_the_synchronous_client_queues_and_waits(gateway_url: str) -> None:
 
 
 # client.batch: lines in, verdicts out, whatever becomes of the requests between.
-
 
 MANY = 2 * MOST_LINES + 10
 STOPPED = {"stopped": True, "lines": 3, "reason": "The gateway is stopping."}

@@ -18,7 +18,6 @@ ORDER = "orders/order-123"
 
 @pytest.fixture
 def client(gateway_url: str) -> Iterator[SyncClient]:
-    """Give a client of the gateway."""
     with SyncClient(gateway_url, owner="worker-a") as client:
         yield client
 

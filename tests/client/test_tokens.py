@@ -7,6 +7,7 @@ import pytest
 from tests.support import gateways
 from tests.support.gateways import FOR_ALL
 from tests.support.interleave import Connection
+from tests.support.servers import until
 
 from fencepost import Client, LeaseLost, Unauthenticated
 from fencepost.server.postgres import api_keys
@@ -39,11 +40,7 @@ async def test_a_key_that_ends_in_the_middle_is_a_warning_at_once_and_a_loss_tha
     key_id, key = await api_keys.create(owner, FOR_ALL)
     async with Client(gateway_url, token=key) as client, client.lock(ORDER, ttl=6) as lease:
         await api_keys.revoke(owner, key_id)
-
-        async def warned() -> bool:
-            return "unless the gateway renews it" in caplog.text
-
-        await eventually(warned, what="a warning")
+        await until(lambda: "unless the gateway renews it" in caplog.text, what="a warning")
         assert lease.trusted, "the warning comes while the lease is still held"
         assert f"the API key {key_id} was revoked" in caplog.text
         with pytest.raises(Unauthenticated):

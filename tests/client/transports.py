@@ -54,13 +54,11 @@ class Mock(httpx.AsyncBaseTransport):
 
 
 def problem(status: int, code: str | None, *, retryable: bool, **headers: str) -> Callable[[], httpx.Response]:
-    """Give what makes a problem's answer."""
     members = {"code": code, "detail": "As the test says.", "retryable": retryable, "status": status}
     return lambda: httpx.Response(status, json=members, headers={"Content-Type": "application/problem+json", **headers})
 
 
 # A mock gateway for leases: it keeps one lease by the test's clock, and delays, loses or refuses as the test sets it.
-
 
 GONE = {"code": "FP012", "detail": "The lease is lost.", "retryable": False, "status": 410}
 

@@ -95,7 +95,6 @@ def redis_server(directory: Path, port: int, *settings: str) -> Iterator[Server]
 
 
 async def redis_command(port: int, *words: str | int) -> Any:
-    """Send one command, as an operator would."""
     client: Any = redis.asyncio.Redis(port=port)
     async with client:
         return await client.execute_command(*words)
@@ -320,8 +319,6 @@ def zookeeper_client(port: int, **how: Any) -> Iterator[Any]:
 
 
 class ZooKeeperBench(OfServers):
-    """One standalone server."""
-
     name = "zookeeper"
 
     def __init__(self, directory: Path) -> None:
@@ -357,7 +354,6 @@ class ZooKeeperBench(OfServers):
 
 @contextmanager
 def running_zookeeper(directory: Path) -> Iterator[ZooKeeperBench]:
-    """Run a server of our own."""
     with or_skipped():
         bench = ZooKeeperBench(directory)
     bench.server.start()
@@ -366,6 +362,30 @@ def running_zookeeper(directory: Path) -> Iterator[ZooKeeperBench]:
         yield bench
     finally:
         bench.server.stop()
+
+
+@contextmanager
+def running_ensemble(directory: Path) -> Iterator[dict[int, Server]]:
+    """Run three ZooKeeper servers; gives them by client port."""
+    ports = [(free_port(), free_port(), free_port()) for _ in range(3)]
+    members = [f"server.{n}=127.0.0.1:{peer}:{vote}" for n, (_, peer, vote) in enumerate(ports, 1)]
+    more = "\n".join(("initLimit=50", "syncLimit=25", *members))
+    with ExitStack() as stack:
+        servers = {}
+        for n, (port, _, _) in enumerate(ports, 1):
+            with or_skipped():
+                servers[port] = zookeeper(directory / str(n), more, port=port).server
+            (directory / str(n) / "data" / "myid").write_text(str(n))
+            servers[port].start()
+            stack.callback(servers[port].stop)
+        for one in servers.values():
+            one.wait()
+        yield servers
+
+
+def leading(ensemble: dict[int, Server]) -> int:
+    (leader,) = [port for port in ensemble if "Mode: leader" in zookeeper_says(port, "srvr")]
+    return leader
 
 
 # A PostgreSQL of its own, for `postgres-advisory`; the source's role is an ordinary one.
@@ -502,11 +522,9 @@ class KubernetesBench(OfServers):
 
     async def spoil(self, lock: str) -> None:
         body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": hashed_name(lock)},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": hashed_name(lock)},
             "spec": {"holderIdentity": "another program's controller"},
-        }
+        }  # fmt: skip
         assert self.cluster.ask("POST", KUBE_LEASES, body).is_success
 
     async def waiting(self, lock: str) -> int:
@@ -521,11 +539,7 @@ def running_kubernetes(directory: Path) -> Iterator[KubernetesBench]:
 
 
 BENCHES: dict[str, Callable[[Path], AbstractContextManager[Bench]]] = {
-    "redis": running_redis,
-    "redlock": running_redlock,
-    "etcd": running_etcd,
-    "zookeeper": running_zookeeper,
-    "advisory": running_advisory,
-    "kubernetes": running_kubernetes,
-}
+    "redis": running_redis, "redlock": running_redlock, "etcd": running_etcd, "zookeeper": running_zookeeper,
+    "advisory": running_advisory, "kubernetes": running_kubernetes,
+}  # fmt: skip
 """The sources that are checked, and what runs the service of each in a directory."""

@@ -1,7 +1,7 @@
 """Each test of this folder runs once for every token source, on that one's real server."""
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,16 +60,15 @@ class Asking:
 
 
 @pytest.fixture
-async def another(bench: Bench) -> AsyncIterator[Callable[[], Awaitable[Source]]]:
+def another(bench: Bench, stack: AsyncExitStack) -> Callable[[], Awaitable[Source]]:
     """Give a function that opens one more source on the same service, as another worker would."""
-    async with AsyncExitStack() as stack:
 
-        async def one_more() -> Source:
-            source = await opened(bench)
-            stack.push_async_callback(source.close)
-            return source
+    async def one_more() -> Source:
+        source = await opened(bench)
+        stack.push_async_callback(source.close)
+        return source
 
-        yield one_more
+    return one_more
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.conformance.conftest import ROOT, Asking
 from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.postgres import pooled
+from tests.support.servers import until
 
 from fencepost.server.locks.advisory import LEAST_TTL_MS, AdvisorySession, AdvisorySource
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
@@ -69,9 +70,7 @@ async def two_wait(bench: AdvisoryBench, lock: str) -> bool:
     return await bench.waiting(lock) == 2
 
 
-async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
-    ask: Asking, bench: AdvisoryBench, lock: str
-) -> None:
+async def test_a_session_that_an_operator_ends_is_a_lost_lock(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     grant = await ask.granted(lock)
     await bench.asked("SELECT pg_terminate_backend($1, 5000)::int", pid_of(grant))
     assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is False
@@ -79,9 +78,7 @@ async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
     assert isinstance(await ask.acquire(lock), Grant)
 
 
-async def test_another_session_of_the_same_pid_is_not_taken_for_the_holder(
-    ask: Asking, other: Connection, lock: str
-) -> None:
+async def test_another_session_of_a_pid_is_not_taken_for_the_holder(ask: Asking, other: Connection, lock: str) -> None:
     await other.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
     handle = f"{other.get_server_pid()}:fencepost {'0' * 16}"
     assert await ask.source.renew(lock, handle, ask.ttl_ms) is False
@@ -145,9 +142,7 @@ async def test_a_released_lock_is_free_before_its_session_ends(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_waiter_that_is_cancelled_leaves_nothing(
-    bench: AdvisoryBench, ask: Asking, lock: str, times: int
-) -> None:
+async def test_a_cancelled_waiter_leaves_nothing(bench: AdvisoryBench, ask: Asking, lock: str, times: int) -> None:
     await ask.granted(lock)
     before = await bench.asked(OURS)
     waiter = asyncio.create_task(taking(ask.source, lock, wait_s=30))
@@ -192,9 +187,7 @@ async def test_a_session_that_could_not_be_opened_counts_no_more(bench: Advisory
         await source.close()
 
 
-async def test_another_databases_lock_of_the_same_key_is_another_lock(
-    ask: Asking, bench: AdvisoryBench, lock: str
-) -> None:
+async def test_another_databases_lock_of_the_key_is_another_lock(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     async with connection_to(bench.server.url) as elsewhere:
         await elsewhere.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
         grant = await ask.granted(lock)
@@ -270,11 +263,9 @@ async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
     async with connection_to(bench.server.url) as admin:
         await admin.execute(statement)
         await admin.execute("SELECT pg_reload_conf()")
-
-    async def loaded() -> bool:
-        return bool(await bench.asked("SELECT (current_setting('track_activities') = $1)::int", value))
-
-    await eventually(loaded, what="the new setting")
+    await eventually(
+        lambda: bench.asked("SELECT (current_setting('track_activities') = $1)::int", value), what="the new setting"
+    )
 
 
 # `postgres-advisory`: which keys names mean, which URLs are refused, and what is not PostgreSQL's primary itself.
@@ -282,7 +273,6 @@ async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
 
 @pytest.fixture
 async def other_program(bench: AdvisoryBench) -> AsyncIterator[Connection]:
-    """Give a connection of another program."""
     connection = await asyncpg.connect(bench.dsn)
     yield connection
     connection.terminate()
@@ -300,16 +290,10 @@ async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
     numbers: AdvisorySource, other_program: Connection
 ) -> None:
     calls = {
-        "12345": "12345",
-        "-5": "-5",
-        "9223372036854775807": "9223372036854775807",
-        "-9223372036854775808": "-9223372036854775808",
-        "7,42": "7, 42",
-        "-7,-2147483648": "-7, '-2147483648'::int",
-        "0,42": "0, 42",
-        str(2**32 + 42): str(2**32 + 42),
-        "42": "42",
-    }
+        "12345": "12345", "-5": "-5", "9223372036854775807": "9223372036854775807",
+        "-9223372036854775808": "-9223372036854775808", "7,42": "7, 42", "-7,-2147483648": "-7, '-2147483648'::int",
+        "0,42": "0, 42", str(2**32 + 42): str(2**32 + 42), "42": "42",
+    }  # fmt: skip
     grants = {lock: await taking(numbers, lock) for lock in calls}
     for lock, key in calls.items():
         grant = grants[lock]
@@ -321,20 +305,10 @@ async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
         assert isinstance(await taking(numbers, lock), Holder)
     no_keys = [
         *(
-            "orders/1",
-            "9223372036854775808",
-            "07",
-            "-0",
-            "1,2,3",
-            "1, 2",
-            "1,2147483648",
-            "+1",
-            "1_0",
-            "\u0661",
-            "",
+            "orders/1", "9223372036854775808", "07", "-0", "1,2,3", "1, 2", "1,2147483648", "+1", "1_0", "\u0661", "",
             "1\n",
         )
-    ]
+    ]  # fmt: skip
     for lock in no_keys:
         with pytest.raises(SourceError, match="is no number") as error:
             await taking(numbers, lock)
@@ -449,11 +423,7 @@ async def draw(connection: Connection, recipe: str) -> int:
 async def cut(connection: Connection, by: Connection) -> None:
     """End the connection's session, as a server does with one that it has given up, and return once it is gone."""
     await by.fetchval("SELECT pg_terminate_backend($1, 5000)", connection.get_server_pid())
-
-    async def noticed() -> bool:
-        return connection.is_closed()
-
-    await eventually(noticed, what="the end of the connection")
+    await until(connection.is_closed, what="the end of the connection")
 
 
 def write(gateway: httpx.Client, token: int, status: str) -> httpx.Response:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.conformance.benches import EtcdBench, opened, running_etcd
+from tests.support.servers import self_signed
 
 from fencepost.server.locks.etcd import EtcdApi, EtcdRefusedError, EtcdSource, parse
 from fencepost.server.locks.source import (
@@ -96,14 +97,10 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
         before = await granted(source, "a/b", ttl_ms=60_000)  # the server asks for no password yet
         # Make a user who may touch the locks and nothing else, and ask for passwords from now on.
         for command in (
-            "user add root:root",
-            "user grant-role root root",
-            "role add locks",
-            "role grant-permission locks --prefix=true readwrite fencepost/",
-            "user add gate:secret",
-            "user grant-role gate locks",
-            "auth enable",
-        ):
+            "user add root:root", "user grant-role root root", "role add locks",
+            "role grant-permission locks --prefix=true readwrite fencepost/", "user add gate:secret",
+            "user grant-role gate locks", "auth enable",
+        ):  # fmt: skip
             await bench.ctl(*command.split())
         assert await source.renew("a/b", before.handle, 60_000) is True
         api.forget()
@@ -126,20 +123,10 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
             await source.close()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Make one that signs itself, and its key."""
-    made = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
-    )
-    subprocess.run(made.split(), cwd=tmp_path, check=True, capture_output=True)
-    return tmp_path / "cert.pem", tmp_path / "key.pem"
-
-
-async def test_tls_with_certificates_on_both_sides(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-    with running_etcd(tmp_path, tls=certificate) as bench:
+async def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    cert = self_signed(tmp_path)
+    key = cert.with_name("key.pem")
+    with running_etcd(tmp_path, tls=(cert, key)) as bench:
         source = make(f"{bench.url}?ca={cert}&cert={cert}&key={key}", SourceContext("locks", ""))
         await source.open()
         grant = await granted(source, "a")
@@ -409,7 +396,6 @@ async def test_a_cancelled_acquire_leaves_no_key_and_no_lease_wherever_it_was(
 
 
 async def locking(node: EtcdBench, *words: str) -> asyncio.subprocess.Process:
-    """Start `etcdctl lock` with these words."""
     return await asyncio.create_subprocess_exec(
         *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", *words),
         env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
@@ -520,7 +506,6 @@ async def stopped(nodes: EtcdBench, number: int) -> AsyncIterator[None]:
 
 
 async def everything(source: Source, lock: str) -> None:
-    """Take a lock, and do with it what can be done."""
     grant = await granted(source, lock, ttl_ms=60_000)
     assert await source.renew(lock, grant.handle, 60_000) is True
     more = await source.mint(lock, grant.handle, 1)

@@ -5,12 +5,13 @@ import copy
 import importlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.servers import until
 
 from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
@@ -33,12 +34,10 @@ _yaml: Any = importlib.import_module("yaml")  # it has no hints
 
 
 def objects(file: str) -> list[dict[str, Any]]:
-    """Read one file."""
     return list(_yaml.safe_load_all((FOLDER / file).read_text()))
 
 
 def object_of(file: str, kind: str) -> dict[str, Any]:
-    """Read the one object of this kind."""
     (found,) = (one for one in objects(file) if one["kind"] == kind)
     return found
 
@@ -50,6 +49,7 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 LOCK = "orders/order-123"
 Make = Callable[..., KubernetesLeases]
+MakeByUrl = Callable[[str], KubernetesLeases]
 
 
 class Leases:
@@ -114,16 +114,19 @@ def url(kube: Cluster) -> str:
 
 
 @pytest.fixture
-async def make(url: str) -> AsyncIterator[Make]:
+def make_by_url(stack: AsyncExitStack) -> MakeByUrl:
+    def one(url: str) -> KubernetesLeases:
+        source = from_url(url, SourceContext("kube", ""))
+        stack.push_async_callback(source.close)
+        return source
+
+    return one
+
+
+@pytest.fixture
+def make(url: str, make_by_url: MakeByUrl) -> Make:
     """Give a function that makes a source, as another worker would."""
-    async with AsyncExitStack() as stack:
-
-        def one(options: str = "") -> KubernetesLeases:
-            source = from_url(url + options, SourceContext("kube", ""))
-            stack.push_async_callback(source.close)
-            return source
-
-        yield one
+    return lambda options="": make_by_url(url + options)
 
 
 @pytest.fixture
@@ -134,9 +137,7 @@ def leases(kube: Cluster, url: str) -> Leases:
 # Leases that an operator deletes, expired locks that are taken again, and what a token is.
 
 
-async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(
-    make: Make, leases: Leases
-) -> None:
+async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_by_its_holder(make: Make, leases: Leases) -> None:
     source = make()
     grant = await granted(source, tokens=5, ttl_ms=30_000)
     leases.delete(LOCK)
@@ -163,9 +164,7 @@ async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_n
     assert await source.mint(LOCK, first.handle, 1) is None
 
 
-async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_stands_still_draws_new_numbers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that changes nothing is no write: two mints in one microsecond would be one number."""
     monkeypatch.setattr(kubernetes_api, "wall_clock", lambda: "2026-01-02T03:04:05.000006Z")
     source = make()
@@ -257,9 +256,7 @@ async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leas
     assert "fencepost" in {one["manager"] for one in leases.get(LOCK)["metadata"]["managedFields"]}
 
 
-async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_doctor_names_an_old_version_and_a_high_counter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make()
     assert await source.advice() == []
 
@@ -407,9 +404,6 @@ OURS = "fencepost"
 """The namespace of deploy/kubernetes."""
 
 
-MakeByUrl = Callable[[str], KubernetesLeases]
-
-
 async def acquired(source: KubernetesLeases, lock: str = LOCK, wait_s: float = 0) -> Grant | Holder:
     return await source.acquire(lock, owner="somebody", ttl_ms=30_000, tokens=2, wait_s=wait_s)
 
@@ -433,18 +427,6 @@ async def works(source: KubernetesLeases, lock: str) -> bool:
 def kube_with_roles(apiserver: Cluster) -> Cluster:
     apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
     return apiserver
-
-
-@pytest.fixture
-async def make_by_url() -> AsyncIterator[MakeByUrl]:
-    async with AsyncExitStack() as stack:
-
-        def one(url: str) -> KubernetesLeases:
-            source = from_url(url, SourceContext("kube", ""))
-            stack.push_async_callback(source.close)
-            return source
-
-        yield one
 
 
 # In a pod: the service account, its Role, and each verb of it.
@@ -513,11 +495,9 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     binding |= {"metadata": role["metadata"], "subjects": [subject]}
     binding["roleRef"]["name"] = "less"
     kube_with_roles.apply(role, binding)
-
-    async def in_force() -> bool:
-        return [one for one in VERBS if not may(kube_with_roles, one)] == [verb]
-
-    await eventually(in_force, what=f"the role without {verb}")
+    await until(
+        lambda: [one for one in VERBS if not may(kube_with_roles, one)] == [verb], what=f"the role without {verb}"
+    )
     gateway = {"token": "gateway-token"}
     source = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('gateway', gateway)}")
     admin = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('admin', {'token': ADMIN})}")

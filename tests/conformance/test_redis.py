@@ -62,16 +62,15 @@ async def bench(server: RedisBench) -> RedisBench:
 
 
 @pytest.fixture
-async def source_of() -> AsyncIterator[Opened]:
+def source_of(stack: AsyncExitStack) -> Opened:
     """Give a function that makes a source of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        def made(url: str) -> Source:
-            source = make(url, SourceContext("locks", ""))
-            stack.push_async_callback(source.close)
-            return source
+    def made(url: str) -> Source:
+        source = make(url, SourceContext("locks", ""))
+        stack.push_async_callback(source.close)
+        return source
 
-        yield made
+    return made
 
 
 @pytest.fixture
@@ -170,9 +169,7 @@ async def test_a_program_that_does_as_documented_locks_as_we_do(bench: RedisBenc
 # Answers of Redis that get lost or come late, and acquires that are cancelled.
 
 
-async def test_a_grant_whose_answer_got_lost_is_given_back(
-    bench: RedisBench, source: Source, source_of: Opened
-) -> None:
+async def test_a_grant_whose_answer_is_lost_is_given_back(bench: RedisBench, source: Source, source_of: Opened) -> None:
     async with cutting_proxy(bench.url) as (proxy, url):
         cut = source_of(url)
         await cut.inspect(LOCK)  # it is connected

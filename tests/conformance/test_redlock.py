@@ -91,9 +91,7 @@ async def test_two_dead_nodes_of_five_are_borne_also_under_a_hold(bench: RedisBe
         grant = await granted(source)
 
 
-async def test_three_dead_nodes_of_five_are_too_many_and_the_others_keep_nothing(
-    bench: RedisBench, source: Source
-) -> None:
+async def test_three_dead_nodes_of_five_are_too_many_and_others_keep_nothing(bench: RedisBench, source: Source) -> None:
     for server in bench.servers[:3]:
         server.crash()
     with pytest.raises(SourceUnavailableError, match="only 2 of 5 Redis servers answered") as error:
@@ -119,9 +117,7 @@ async def test_stopped_nodes_count_as_dead_and_do_not_eat_up_the_ttl(bench: Redi
 
 
 @pytest.mark.realtime
-async def test_all_nodes_are_asked_at_once_and_who_waits_outlasts_their_outage(
-    bench: RedisBench, source: Source
-) -> None:
+async def test_all_nodes_are_asked_at_once_and_who_waits_outlasts_an_outage(bench: RedisBench, source: Source) -> None:
     await bench.pause()
     async with asyncio.timeout(5 * NODE_TIMEOUT_MS / 1000):  # to take and to release, and not ten time limits
         with pytest.raises(SourceUnavailableError, match="only 0 of 5 Redis servers answered"):
@@ -172,9 +168,7 @@ async def test_a_minority_is_no_grant_and_is_given_back_everywhere(bench: RedisB
     assert await having(bench.ports) == [ANOTHER_CLIENT.encode()] * 3 + [None] * 2
 
 
-async def test_a_node_that_took_the_lock_and_answered_nothing_is_released_too(
-    bench: RedisBench, source_of: Opened
-) -> None:
+async def test_a_node_that_took_the_lock_and_answered_nothing_is_released(bench: RedisBench, source_of: Opened) -> None:
     for port in bench.ports[:3]:
         await redis_command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
     async with cutting_proxy(f"redis://127.0.0.1:{bench.ports[4]}") as (proxy, url):
@@ -206,9 +200,7 @@ async def test_a_hold_that_lost_its_majority_is_lost_and_cleared_away(bench: Red
     assert await having(bench.ports) == [None] * 5
 
 
-async def test_a_hold_of_which_the_silent_nodes_decide_is_neither_there_nor_lost(
-    bench: RedisBench, source: Source
-) -> None:
+async def test_a_hold_of_which_silent_nodes_decide_is_neither_there_nor_lost(bench: RedisBench, source: Source) -> None:
     grant = await granted(source)
     await redis_command(bench.ports[2], "DEL", KEY)
     for server in bench.servers[:2]:
@@ -229,9 +221,7 @@ async def test_one_refusing_node_is_a_dead_one(bench: RedisBench, source: Source
 
 
 @pytest.mark.realtime
-async def test_an_acquire_that_is_cancelled_while_a_node_is_slow_leaves_nothing(
-    bench: RedisBench, source_of: Opened
-) -> None:
+async def test_an_acquire_cancelled_while_a_node_is_slow_leaves_nothing(bench: RedisBench, source_of: Opened) -> None:
     source = source_of(bench.url)
     await source.inspect(LOCK)  # it is connected
     bench.servers[0].pause()
@@ -253,9 +243,7 @@ async def test_it_has_no_numbers(source: Source) -> None:
 # Settings
 
 
-async def test_a_node_that_is_named_twice_and_a_dead_one_and_a_forgetful_one(
-    bench: RedisBench, source_of: Opened
-) -> None:
+async def test_a_node_named_twice_and_a_dead_one_and_a_forgetful_one(bench: RedisBench, source_of: Opened) -> None:
     assert await source_of(bench.url).advice() == []
     first, second, third, *_ = bench.ports
     await redis_command(second, "CONFIG SET", "appendfsync", "no")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import ROOT, Asking
-from tests.sources.conftest import Api, api, stack
+from tests.sources.conftest import Api, api
 
 from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.processes import PATIENCE, eventually
@@ -126,9 +126,7 @@ async def test_tokens_of_different_locks_rise_together(ask: Asking, lock: str) -
     assert a.tokens[0] < b.tokens[0] < more[0] < again[0]
 
 
-async def test_a_waiter_that_queued_before_the_owners_mints_gets_a_newer_token(
-    ask: Asking, another: Another, lock: str
-) -> None:
+async def test_who_queued_before_the_owners_mints_gets_a_newer_token(ask: Asking, another: Another, lock: str) -> None:
     """The first act of an owner is a mint. Where tokens are drawn in PostgreSQL, the waiter gets the lock."""
     grant = await ask.granted(lock)
     waiter = asyncio.create_task(ask.granted(lock, wait_s=PATIENCE, by=await another()))
@@ -332,7 +330,7 @@ async def test_issued_numbers_are_known(ask: Asking, lock: str) -> None:
 
 # A lease of each source over HTTP: the same answers as over the built-in one. What else there is: tests/sources.
 
-__all__ = ["api", "stack"]
+__all__ = ["api"]
 
 LOCK = "orders/over-http"
 

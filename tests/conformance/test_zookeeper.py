@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,16 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
-from tests.conformance.benches import ZooKeeperBench, running_zookeeper, zookeeper_client, zookeeper_says
+from tests.conformance.benches import (
+    ZooKeeperBench,
+    leading,
+    running_ensemble,
+    running_zookeeper,
+    zookeeper_client,
+    zookeeper_says,
+)
 from tests.support.postgres import cutting_proxy
-from tests.support.servers import or_skipped
+from tests.support.servers import or_skipped, until
 
 from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
@@ -71,17 +78,15 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBen
 
 
 @pytest.fixture
-async def open_source(zookeeper: ZooKeeperBench) -> AsyncIterator[Open]:
-    async with AsyncExitStack() as stack:
+def open_source(zookeeper: ZooKeeperBench, stack: AsyncExitStack) -> Open:
+    async def opened(url: str = "", session_s: float = 30) -> ZooKeeperSource:
+        url = url or f"zookeeper://127.0.0.1:{zookeeper.port}"
+        source = ZooKeeperSource(parse(f"{url}?session_timeout_s={session_s}", "zk"))
+        await source.open()
+        stack.push_async_callback(source.close)
+        return source
 
-        async def opened(url: str = "", session_s: float = 30) -> ZooKeeperSource:
-            url = url or f"zookeeper://127.0.0.1:{zookeeper.port}"
-            source = ZooKeeperSource(parse(f"{url}?session_timeout_s={session_s}", "zk"))
-            await source.open()
-            stack.push_async_callback(source.close)
-            return source
-
-        yield opened
+    return opened
 
 
 @pytest.fixture
@@ -250,14 +255,8 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
         clients.append(KazooClient(**how))
         return clients[-1]
 
-    async def two() -> bool:
-        return len(clients) == 2
-
     async def timed() -> bool:
         return session._timer is not None  # noqa: SLF001
-
-    async def one() -> bool:
-        return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
 
     monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
     with running_zookeeper(tmp_path) as bench, Link("127.0.0.1", bench.port) as link:
@@ -270,9 +269,12 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
             link.lead_to("127.0.0.1", free_port())
             await eventually(timed, what="a timer")
             session._seek()  # noqa: SLF001 - the sixty seconds are over
-            await eventually(two, what="a second client")
+            await until(lambda: len(clients) == 2, what="a second client")
             link.lead_to("127.0.0.1", bench.port)
-            await eventually(one, what="the end of the second client")
+            await until(
+                lambda: [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED],
+                what="the end of the second client",
+            )
             assert await source.mint("orders/k", held.handle, 1)
         finally:
             await source.close()
@@ -305,9 +307,7 @@ async def test_kazoos_recipes_wait_for_us_and_we_for_them(
     assert (await waiter).tokens > grant.tokens
 
 
-async def test_a_kazoo_program_gets_its_number_by_writing_on_its_node(
-    source: ZooKeeperSource, kazoo: Any, lock: str
-) -> None:
+async def test_a_kazoo_program_gets_its_number_by_its_node(source: ZooKeeperSource, kazoo: Any, lock: str) -> None:
     """As documented."""
     before = await granted(source, lock)
     await source.release(lock, before.handle)
@@ -478,25 +478,8 @@ async def granted_by(source: ZooKeeperSource, lock: str, tokens: int = 1) -> Gra
 
 @pytest.fixture
 def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
-    ports = {number: (free_port(), free_port(), free_port()) for number in (1, 2, 3)}
-    peers = [f"server.{number}=127.0.0.1:{peer}:{vote}" for number, (_, peer, vote) in ports.items()]
-    more = "\n".join(("initLimit=50", "syncLimit=20", *peers))
-    with ExitStack() as stack:
-        servers = {}
-        for number, (port, _, _) in ports.items():
-            with or_skipped():
-                servers[port] = zookeeper_service(tmp_path / str(number), more, port=port).server
-            (tmp_path / str(number) / "data" / "myid").write_text(str(number))
-            servers[port].start()
-            stack.callback(servers[port].stop)
-        for one in servers.values():
-            one.wait()
+    with running_ensemble(tmp_path) as servers:
         yield servers
-
-
-def leading(ensemble: dict[int, Server]) -> int:
-    (leader,) = [port for port in ensemble if "Mode: leader" in zookeeper_says(port, "srvr")]
-    return leader
 
 
 async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Server]) -> None:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.direct_sql.test_logical_replication import write
 from tests.support.interleave import Connect, Connection, connection_to, start
+from tests.support.postgres import empty_database
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import ProtectError, protect
 from fencepost.server.postgres.marks import ask_elements, in_key_order
-from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE
 
 # pg_dump and its restore: what is restored is protected as before, and remembers what was refused.
@@ -36,11 +36,8 @@ def dump_and_restore(server: PostgresServer, source: str, target: str, *options:
 @pytest.fixture
 async def target(postgres: PostgresServer) -> AsyncIterator[str]:
     """Give the URL of an empty database."""
-    name = f"restored_{next(_numbers)}"
-    async with connection_to(postgres.url) as server:
-        await server.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-        yield in_database(postgres.url, name)
-        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    async with empty_database(postgres, f"restored_{next(_numbers)}") as url:
+        yield url
 
 
 @pytest.mark.parametrize("options", [("--inserts",), ("--no-owner", "--no-privileges")])
@@ -65,30 +62,22 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
     for number, statement in (
         (36, "INSERT INTO orders VALUES ('row'), ('gone')"),
         (40, "UPDATE orders SET status = 'paid' WHERE order_id = 'row'"),
-        (41, "DELETE FROM orders WHERE order_id = 'gone'"),
-        (42, "INSERT INTO items VALUES (1, 7, 'a')"),
-        (43, "INSERT INTO hues VALUES ('red', 1)"),
-        (44, "INSERT INTO parts VALUES ('eu', 1, 1)"),
+        (41, "DELETE FROM orders WHERE order_id = 'gone'"), (42, "INSERT INTO items VALUES (1, 7, 'a')"),
+        (43, "INSERT INTO hues VALUES ('red', 1)"), (44, "INSERT INTO parts VALUES ('eu', 1, 1)"),
         (token, "INSERT INTO issued VALUES ('a')"),
-    ):
+    ):  # fmt: skip
         assert await write(owner, number, statement) == "", statement
     await asyncio.to_thread(dump_and_restore, postgres, database, target, *options)
 
     async with connection_to(target) as restored:
         for number, statement, refusal in (
-            (None, "UPDATE orders SET status = 'x'", "FP428"),
-            (39, "UPDATE orders SET status = 'x'", "FP409"),
-            (40, "DELETE FROM orders", "FP409"),
-            (41, "INSERT INTO orders VALUES ('gone')", "FP409"),
-            (41, "UPDATE items SET label = 'x'", "FP409"),
-            (43, "UPDATE hues SET n = 2", "FP409"),
-            (44, "UPDATE parts SET n = 2", "FP409"),
-            (45, "TRUNCATE parts_eu", "FP428"),
-            (token, "UPDATE issued SET n = 1", "FP409"),
-            (token + 1, "UPDATE issued SET n = 1", "FP018"),
-            (50, "UPDATE orders SET status = 'new'", ""),
-            (50, "UPDATE items SET label = 'new'", ""),
-        ):
+            (None, "UPDATE orders SET status = 'x'", "FP428"), (39, "UPDATE orders SET status = 'x'", "FP409"),
+            (40, "DELETE FROM orders", "FP409"), (41, "INSERT INTO orders VALUES ('gone')", "FP409"),
+            (41, "UPDATE items SET label = 'x'", "FP409"), (43, "UPDATE hues SET n = 2", "FP409"),
+            (44, "UPDATE parts SET n = 2", "FP409"), (45, "TRUNCATE parts_eu", "FP428"),
+            (token, "UPDATE issued SET n = 1", "FP409"), (token + 1, "UPDATE issued SET n = 1", "FP018"),
+            (50, "UPDATE orders SET status = 'new'", ""), (50, "UPDATE items SET label = 'new'", ""),
+        ):  # fmt: skip
             assert await write(restored, number, statement) == refusal, statement
         assert await restored.fetchval("SELECT nextval('fencepost.tokens')") == token + 1
 

@@ -84,12 +84,10 @@ async def test_a_token_given_for_one_row_was_given_for_no_other(connect: Connect
         assert await race.direct(race.a, f"DELETE FROM orders WHERE order_id = '{key}'", token) == "ok", (key, token)
     echo = f"{insert}('a', 5)"
     for statement in (
-        f"{insert}('z', -5); {echo}",
-        f"{insert}('a', 5), ('z', -5)",
-        f"{insert}('z', -5) ON CONFLICT DO NOTHING; {echo}",
-        f"{insert}('c;d=5;', -5); {echo}",
+        f"{insert}('z', -5); {echo}", f"{insert}('a', 5), ('z', -5)",
+        f"{insert}('z', -5) ON CONFLICT DO NOTHING; {echo}", f"{insert}('c;d=5;', -5); {echo}",
         f"SAVEPOINT s; {insert}('a', -5); ROLLBACK TO s; {echo}",
-    ):
+    ):  # fmt: skip
         assert await race.direct(race.a, statement) == "FP428", statement
         assert await race.observer.fetchval("SELECT count(*) FROM orders") == 0, statement
     assert await race.direct(race.a, f"{insert}('a', -5), ('b', -6), ('c;d=5;', -5)") == "ok", "each its own"

@@ -17,38 +17,17 @@ from fencepost.server.postgres import upkeep
 
 COMPARED = ("bigint", "text", "xid8", "integer", "name", "boolean", "numeric", "regclass", "oid")
 _FUNCTIONS = {
-    "concat": ("text", "evil, not concat"),
-    "format": ("text", "evil"),
-    "strpos": ("int4", "1"),
-    "left": ("text", "evil"),
-    "substr": ("text", "99"),
-    "length": ("int4", "99"),
-    "abs": ("int8", "99"),
-    "current_setting": ("text", "99"),
-    "set_config": ("text", "99"),
-    "pg_current_xact_id": ("xid8", "3"),
-    "pg_xact_status": ("text", "in progress"),
-    "pg_has_role": ("bool", "true"),
-    "enc": ("text", "evil"),
-    "replace": ("text", "evil"),
-    "given": ("int8", "99"),
-    "clock_timestamp": ("timestamptz", "2000-01-01"),
-    "regexp_replace": ("text", "evil reason"),
-    "json_build_object": ("json", "{}"),
-    "to_regclass": ("regclass", "pg_class"),
-    "starts_with": ("bool", "true"),
-}
+    "concat": ("text", "evil, not concat"), "format": ("text", "evil"), "strpos": ("int4", "1"),
+    "left": ("text", "evil"), "substr": ("text", "99"), "length": ("int4", "99"), "abs": ("int8", "99"),
+    "current_setting": ("text", "99"), "set_config": ("text", "99"), "pg_current_xact_id": ("xid8", "3"),
+    "pg_xact_status": ("text", "in progress"), "pg_has_role": ("bool", "true"), "enc": ("text", "evil"),
+    "replace": ("text", "evil"), "given": ("int8", "99"), "clock_timestamp": ("timestamptz", "2000-01-01"),
+    "regexp_replace": ("text", "evil reason"), "json_build_object": ("json", "{}"),
+    "to_regclass": ("regclass", "pg_class"), "starts_with": ("bool", "true"),
+}  # fmt: skip
 _ARGUMENTS = (
-    "",
-    "text",
-    "bigint",
-    "text, boolean",
-    "text, text",
-    "text, int",
-    "text, text, text",
-    "xid8",
-    "VARIADIC text[]",
-)
+    "", "text", "bigint", "text, boolean", "text, text", "text, int", "text, text, text", "xid8", "VARIADIC text[]",
+)  # fmt: skip
 
 
 async def evil(db: Connection) -> None:
@@ -91,24 +70,15 @@ COLUMN = "UPDATE public.orders SET last_fence_token = {}"
 
 
 SETTINGS = {
-    "standard_conforming_strings": ["off"],
-    "backslash_quote": ["on"],
-    "quote_all_identifiers": ["on"],
-    "transform_null_equals": ["on"],
-    "plpgsql.variable_conflict": ["use_column", "use_variable"],
-    "plpgsql.extra_errors": ["all"],
-    "plpgsql.check_asserts": ["off"],
-    "plan_cache_mode": ["force_generic_plan", "force_custom_plan"],
-    "row_security": ["off"],
-    "array_nulls": ["off"],
-    "xmloption": ["document"],
-    "enable_indexscan": ["off"],
-    "enable_seqscan": ["off"],
-    "client_encoding": ["LATIN1", "SQL_ASCII"],
-    "default_transaction_deferrable": ["on"],
+    "standard_conforming_strings": ["off"], "backslash_quote": ["on"], "quote_all_identifiers": ["on"],
+    "transform_null_equals": ["on"], "plpgsql.variable_conflict": ["use_column", "use_variable"],
+    "plpgsql.extra_errors": ["all"], "plpgsql.check_asserts": ["off"],
+    "plan_cache_mode": ["force_generic_plan", "force_custom_plan"], "row_security": ["off"], "array_nulls": ["off"],
+    "xmloption": ["document"], "enable_indexscan": ["off"], "enable_seqscan": ["off"],
+    "client_encoding": ["LATIN1", "SQL_ASCII"], "default_transaction_deferrable": ["on"],
     "check_function_bodies": ["off"],
     "search_path": ["", "evil", "evil, pg_catalog, public", "pg_temp, evil, public", '"$user"', "fencepost, public"],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -201,11 +171,8 @@ async def test_a_plain_role_with_a_schema_of_its_own_gets_nothing_past(race: Rac
         CREATE TEMP TABLE pg_roles (rolname name); CREATE TEMP TABLE pg_namespace (nspname name, nspowner oid);
         INSERT INTO orders VALUES ('k', 'temp', 0, 0)"""
     for path in (
-        "evil, public",
-        "evil, pg_catalog, public",
-        "evil, fencepost, pg_catalog, public",
-        "pg_temp, evil, public",
-    ):
+        "evil, public", "evil, pg_catalog, public", "evil, fencepost, pg_catalog, public", "pg_temp, evil, public",
+    ):  # fmt: skip
         fresh = await connect()
         await fresh.execute(f"SET SESSION AUTHORIZATION {CLERK}; {temporary}; SET search_path = {path}")
         mark = await assert_judged(race, fresh, mark)
@@ -223,12 +190,8 @@ async def test_a_token_of_an_earlier_generation_is_refused_wherever_operators_co
     await evil(race.observer)
     await race.c.execute("SET search_path = evil, pg_catalog, public")
     for statement, token in (
-        (UPDATE, 40),
-        (DELETE, 40),
-        (UPSERT, 40),
-        (COLUMN.format(40), None),
-        (COLUMN.format(-40), None),
-    ):
+        (UPDATE, 40), (DELETE, 40), (UPSERT, 40), (COLUMN.format(40), None), (COLUMN.format(-40), None),
+    ):  # fmt: skip
         assert await race.direct(race.c, statement, token) == "FP409", statement
     assert await race.live_mark("k") == 30
 
@@ -290,18 +253,11 @@ async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect
     insert = f"INSERT INTO public.typed {columns} VALUES {VALUES}"
     spellings = {
         "DateStyle": ["German, DMY", "SQL, MDY", "Postgres, DMY", "ISO, YMD"],
-        "IntervalStyle": ["iso_8601", "sql_standard"],
-        "TimeZone": ["Asia/Kolkata", "America/New_York", "UTC"],
-        "bytea_output": ["escape", "hex"],
-        "extra_float_digits": ["-15", "3"],
-        "standard_conforming_strings": ["off"],
-        "lc_numeric": ["C"],
-        "lc_monetary": ["C"],
-        "lc_time": ["C"],
-        "client_encoding": ["LATIN1"],
-        "quote_all_identifiers": ["on"],
-        "search_path": ["", "evil, pg_catalog, public"],
-    }
+        "IntervalStyle": ["iso_8601", "sql_standard"], "TimeZone": ["Asia/Kolkata", "America/New_York", "UTC"],
+        "bytea_output": ["escape", "hex"], "extra_float_digits": ["-15", "3"], "standard_conforming_strings": ["off"],
+        "lc_numeric": ["C"], "lc_monetary": ["C"], "lc_time": ["C"], "client_encoding": ["LATIN1"],
+        "quote_all_identifiers": ["on"], "search_path": ["", "evil, pg_catalog, public"],
+    }  # fmt: skip
     for setting, values in {"application_name": ["x"], **spellings}.items():
         for value in values:
             fresh = await connect()

@@ -54,10 +54,10 @@ class Sides:
         )
 
     async def copied(self) -> None:
-        async def ready() -> bool:
-            return bool(await self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"))
-
-        await eventually(ready, what="the initial copy")
+        await eventually(
+            lambda: self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"),
+            what="the initial copy",
+        )
 
     async def caught_up(self) -> None:
         """Return once the subscriber has applied everything that the publisher has committed."""
@@ -154,12 +154,10 @@ async def history(sides: Sides) -> None:
     """Write on the publisher what a switch must not forget."""
     publisher = sides.publisher
     for token, statement in (
-        (36, "INSERT INTO orders VALUES ('row')"),
-        (40, "UPDATE orders SET status = 'paid' WHERE order_id = 'row'"),
-        (36, "INSERT INTO orders VALUES ('deleted')"),
-        (41, "DELETE FROM orders WHERE order_id = 'deleted'"),
+        (36, "INSERT INTO orders VALUES ('row')"), (40, "UPDATE orders SET status = 'paid' WHERE order_id = 'row'"),
+        (36, "INSERT INTO orders VALUES ('deleted')"), (41, "DELETE FROM orders WHERE order_id = 'deleted'"),
         (42, "INSERT INTO items VALUES (1, 7, 'a')"),
-    ):
+    ):  # fmt: skip
         assert await write(publisher, token, statement) == "", statement
     await publisher.execute("SELECT fencepost.raise_mark('orders/claimed', 43, 'strict', true)")
 
@@ -169,11 +167,9 @@ STALE = (
     (39, "DELETE FROM orders WHERE order_id = 'row'"),
 )
 STALE_WITHOUT_A_ROW = (
-    (40, "INSERT INTO orders VALUES ('deleted')"),
-    (42, "INSERT INTO orders VALUES ('claimed')"),
-    (40, "UPDATE items SET label = 'stale' WHERE id = 1"),
-    (41, "INSERT INTO items VALUES (2, 7, 'stale')"),
-)
+    (40, "INSERT INTO orders VALUES ('deleted')"), (42, "INSERT INTO orders VALUES ('claimed')"),
+    (40, "UPDATE items SET label = 'stale' WHERE id = 1"), (41, "INSERT INTO items VALUES (2, 7, 'stale')"),
+)  # fmt: skip
 
 
 async def test_apply_passes_a_protected_table_and_the_marks_of_rows_travel_in_the_column(sides: Sides) -> None:
@@ -210,11 +206,9 @@ async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switc
     await sides.publisher.execute("SELECT fencepost.prune('orders', 20)")
     await sides.switch()
     for token, statement in (
-        *STALE,
-        *STALE_WITHOUT_A_ROW,
-        (31, "INSERT INTO orders VALUES ('copied')"),
+        *STALE, *STALE_WITHOUT_A_ROW, (31, "INSERT INTO orders VALUES ('copied')"),
         (20, "INSERT INTO orders VALUES ('pruned, or never seen')"),
-    ):
+    ):  # fmt: skip
         assert await write(sides.subscriber, token, statement) == "FP409", statement
     for token, statement in (
         (44, "INSERT INTO orders VALUES ('claimed'), ('deleted'), ('copied')"),

@@ -426,9 +426,7 @@ async def test_a_downgrade_takes_them_along_and_migrate_brings_them_back(owner: 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("member", [True, False])
-async def test_the_owner_of_tables_has_their_partitions_followed(
-    owner: Connection, database: str, *, member: bool
-) -> None:
+async def test_the_owner_of_tables_has_partitions_followed(owner: Connection, database: str, *, member: bool) -> None:
     await owner.execute("ALTER TABLE parts OWNER TO someone; ALTER TABLE part_1 OWNER TO someone")
     # PostgreSQL copies the row triggers to a partition for roles only that may execute their functions.
     if member:

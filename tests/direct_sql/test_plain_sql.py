@@ -275,7 +275,7 @@ async def test_a_savepoint_gives_its_token_back_and_can_be_tried_again(session_r
 
 
 @BOTH_RULES
-async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_is_no_newer_for_that(
+async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_gets_no_newer(
     session_race: Race,
 ) -> None:
 

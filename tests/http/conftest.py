@@ -1,7 +1,7 @@
 """Live gateways on the test's database, and a shop that all tests of a file share."""
 
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -16,18 +16,17 @@ from fencepost.server.ops import demo
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
 
-StartGateway = Callable[..., Awaitable[str]]
+Start = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-async def start_gateway() -> AsyncIterator[StartGateway]:
+def start_gateway(stack: AsyncExitStack) -> Start:
     """Give what starts a gateway on a database, with settings by name. All are stopped afterwards."""
-    async with contextlib.AsyncExitStack() as stack:
 
-        async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
-            return await stack.enter_async_context(in_thread(database, times, **changes))
+    async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
+        return await stack.enter_async_context(in_thread(database, times, **changes))
 
-        yield start
+    return start
 
 
 @pytest.fixture
@@ -53,7 +52,6 @@ async def gateway_url(shared: DemoGateway) -> str:
 
 @pytest.fixture
 async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
-    """Give a connection to that gateway, for bytes that no client would send."""
     connection = await RawConnection.open(gateway_url)
     yield connection
     connection.close()
@@ -61,7 +59,6 @@ async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
 
 @pytest.fixture
 async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of that gateway."""
     async with httpx.AsyncClient(base_url=gateway_url, timeout=PATIENCE, trust_env=False) as client:
         yield client
 

@@ -20,8 +20,6 @@ class Answer:
 
 @dataclass
 class RawConnection:
-    """One connection."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 

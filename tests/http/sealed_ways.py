@@ -55,7 +55,6 @@ SEALED: Final = ("orders", "numbered", "priced", "items", "nodes", "parts", "mov
 
 
 def key_line(name: str, byte: int = 1) -> str:
-    """Write a line of a file of keys."""
     return f"{name}:{base64.b64encode(bytes([byte]) * 32).decode()}\n"
 
 
@@ -124,7 +123,6 @@ class Way:
     headers: dict[str, str] = field(default_factory=dict)
 
     async def go(self, api: Api, token: str, **headers: str) -> httpx.Response:
-        """Send it."""
         return await api.ask(self.method, self.path, self.body, token=token, headers={**self.headers, **headers})
 
 

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.test_edge import Holder
 from tests.support.gateways import DemoGateway, demo_gateway
-from tests.support.interleave import blocks_another_session, start
+from tests.support.interleave import Connection, blocks_another_session, connection_to, start
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, batch, patch_line
 from tests.support.violations import assert_none
@@ -94,15 +93,12 @@ async def test_a_verdict_is_the_answer_of_a_request(gateway_url: str) -> None:
     made = {"order_id": "a b", "status": "new", "amount": 1.10}
     once = patch_line("order-123", 1002, 'a "key"', status="paid")
     lines: list[object] = [
-        {"method": "POST", "path": "orders?select=order_id", "token": "1001", "body": made},
-        b" \t\r\n",
-        once,
-        {**once, "token": 1003},
-        {**once, "token": 1001, "idempotency_key": "another"},
+        {"method": "POST", "path": "orders?select=order_id", "token": "1001", "body": made}, b" \t\r\n", once,
+        {**once, "token": 1003}, {**once, "token": 1001, "idempotency_key": "another"},
         {"claim": "orders/order-125", "token": 1004},
         {"method": "PATCH", "path": "orders?order_id=eq.order-124", "token": 1005, "body": {"note": "x"}},
         b'{"method": "DELETE", "path": "orders/a%20b", "token": 1006, "prefer": "return=minimal"}',
-    ]
+    ]  # fmt: skip
     post, patched, replayed, stale, claimed, filtered, deleted = await batch(gateway_url, lines)
     assert post == {
         "number": 1, "status": 201, "mark": "1001", "location": "/v1/data/orders/a%20b", "body": [{"order_id": "a b"}],
@@ -175,21 +171,18 @@ async def test_what_no_batch_has_is_refused_as_a_whole(
     assert answer.headers.get("allow") == ("POST" if status == 405 else None)
 
 
-async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, pool_size=2, pool_timeout=10)
-    session, observer = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id <> 'order-125' FOR UPDATE")
     sent = await Sent.open(url)
-    await sent.send({"claim": "orders/order-123", "token": 1001}, {"claim": "orders/order-124", "token": 1001})
-    await Holder(session, observer).is_waited_for()
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-        claim = {"json": {"resource": "orders/order-125"}, "headers": {"X-Fence-Token": "1001"}}
-        assert (await http.post("/v1/claims", **claim)).status_code == 200  # type: ignore[arg-type]
-    await session.execute("COMMIT")
+    async with Holder.of(demo_database, "order_id <> 'order-125'") as holder:
+        await sent.send({"claim": "orders/order-123", "token": 1001}, {"claim": "orders/order-124", "token": 1001})
+        await holder.is_waited_for()
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            claim = {"json": {"resource": "orders/order-125"}, "headers": {"X-Fence-Token": "1001"}}
+            assert (await http.post("/v1/claims", **claim)).status_code == 200  # type: ignore[arg-type]
+        await holder.commits()
     await sent.end()
     assert [verdict["status"] for verdict in await sent.rest()] == [200, 200]
-    for connection in (session, observer):
-        await connection.close()
     sent.connection.close()
 
 
@@ -258,35 +251,28 @@ async def test_lines_of_any_rows_wait_and_are_waited_for(gateway_url: str) -> No
 async def test_who_hangs_up_leaves_nothing_half_written_and_learns_by_keys_what_landed(
     gateway_url: str, shared: DemoGateway, end: str
 ) -> None:
-    session, observer = await asyncpg.connect(shared.dsn), await asyncpg.connect(shared.dsn)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
     lines = [patch_line(f"order-12{3 + each % 3}", 1001 + each, f"key-{each}", note=str(each)) for each in range(60)]
     sent = await Sent.open(gateway_url)
-    await sent.send(*lines[:40])
-    if end == "half a line":
-        await sent.send(json.dumps(lines[40]).encode())  # all but the end of the line
-
-    async def landed(count: int) -> bool:
-        return len(await observer.fetch("SELECT FROM fencepost.idempotency")) == count
-
-    await Holder(session, observer).is_waited_for()
-    await eventually(lambda: landed(26), what="the lines of other rows are decided")
-    if end == "half closed":
-        sent.connection.writer.write_eof()
-    sent.connection.close()
-    await session.execute("COMMIT")
-    await eventually(lambda: landed(40), what="the lines that were in hand are decided")
-    verdicts = await batch(gateway_url, lines)
-    assert [verdict["status"] for verdict in verdicts] == [200] * 60
-    assert [bool(verdict.get("replayed")) for verdict in verdicts] == [True] * 40 + [False] * 20
-    notes: Any = await observer.fetch("SELECT note FROM orders WHERE order_id < 'order-126' ORDER BY order_id")
-    assert [row["note"] for row in notes] == ["57", "58", "59"]
-    for connection in (session, observer):
-        await connection.close()
+    landed = "SELECT count(*) = $1 FROM fencepost.idempotency"
+    async with Holder.of(shared.dsn, "order_id = 'order-123'") as holder:
+        await sent.send(*lines[:40])
+        if end == "half a line":
+            await sent.send(json.dumps(lines[40]).encode())  # all but the end of the line
+        await holder.is_waited_for()
+        await eventually(lambda: holder.observer.fetchval(landed, 26), what="the lines of other rows are decided")
+        if end == "half closed":
+            sent.connection.writer.write_eof()
+        sent.connection.close()
+        await holder.commits()
+        await eventually(lambda: holder.observer.fetchval(landed, 40), what="the lines in hand are decided")
+        verdicts = await batch(gateway_url, lines)
+        assert [verdict["status"] for verdict in verdicts] == [200] * 60
+        assert [bool(verdict.get("replayed")) for verdict in verdicts] == [True] * 40 + [False] * 20
+        notes = await holder.observer.fetch("SELECT note FROM orders WHERE order_id < 'order-126' ORDER BY order_id")
+        assert [row["note"] for row in notes] == ["57", "58", "59"]
 
 
 # A batch that lands as a whole, or not at all: `POST /v1/batch?atomic=true`.
-
 
 SENT = {"Content-Type": "application/x-ndjson"}
 A, B, C = "order-123", "order-124", "order-125"
@@ -313,7 +299,6 @@ def one_connection(databases: ReadyMade) -> Iterator[DemoGateway]:
 
 @pytest.fixture
 async def atomic_http(one_connection: DemoGateway) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of it; the demo is as it was made."""
     await one_connection.reset()
     async with httpx.AsyncClient(base_url=one_connection.url, timeout=PATIENCE, trust_env=False) as client:
         yield client
@@ -325,11 +310,8 @@ async def send(http: httpx.AsyncClient, lines: list[Any], query: str = "atomic=t
 
 
 async def kept(dsn: str) -> list[Any]:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         return [tuple(row) for sql in (STATE, MARKS) for row in await connection.fetch(sql)]
-    finally:
-        await connection.close()
 
 
 async def test_all_lines_land(atomic_http: httpx.AsyncClient) -> None:
@@ -459,12 +441,11 @@ async def test_a_refused_batch_is_counted_as_refused_only(atomic_http: httpx.Asy
 
 
 @asynccontextmanager
-async def begun(dsn: str, statement: str) -> AsyncIterator[asyncpg.Connection]:
+async def begun(dsn: str, statement: str) -> AsyncIterator[Connection]:
     """Begin a transaction that lets others find a deadlock."""
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
-    yield connection
-    await connection.close()
+    async with connection_to(dsn) as connection:
+        await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
+        yield connection
 
 
 async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over(
@@ -492,11 +473,9 @@ async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over
         await other.execute("COMMIT")
         answer = await sent
         assert answer.status_code == 200, answer.text
-    connection = await asyncpg.connect(one_connection.dsn)
-    assert (
-        await connection.fetchval("SELECT count(*) FROM orders WHERE note = 'whole' AND last_fence_token = 2001") == 3
-    )
-    await connection.close()
+    async with connection_to(one_connection.dsn) as connection:
+        written = "SELECT count(*) FROM orders WHERE note = 'whole' AND last_fence_token = 2001"
+        assert await connection.fetchval(written) == 3
 
 
 async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
@@ -518,9 +497,7 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
     assert (await send(atomic_http, [patch_line(A, 2001, note="x")])).status_code == 200
 
 
-async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_batch_waits_for_others_as_long_as_for_a_connection(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, pool_size=4, pool_timeout=3, lock_timeout=60)
     async with (
         begun(demo_database, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
@@ -538,7 +515,6 @@ async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
 
 
 # Lines on rows that are locked: what they keep from other batches, and what becomes of the lines behind them.
-
 
 FEW = 4
 FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]
@@ -558,11 +534,8 @@ async def locked(url: str, dsn: str) -> AsyncIterator[Holder]:
         {"method": "PUT", "path": f"orders/{key}", "token": 1001, "body": {"status": "new"}} for key in [FREE, *LOCKED]
     ]
     assert {verdict["status"] for verdict in await batch(url, rows)} <= {200, 201}
-    session, observer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
-    await session.execute(f"BEGIN; SELECT FROM orders WHERE order_id <> '{FREE}' FOR UPDATE")
-    yield Holder(session, observer)
-    for connection in (session, observer):
-        await connection.close()
+    async with Holder.of(dsn, f"order_id <> '{FREE}'") as holder:
+        yield holder
 
 
 def line(kind: str, key: str, token: int) -> dict[str, object]:
@@ -587,19 +560,17 @@ async def test_a_batch_whose_rows_are_locked_does_not_stop_others(few_in_hand: D
 
 
 async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     """Under the rule `epoch` both would be accepted when they are sent again, and the older one would win."""
     url = await start_gateway(demo_database, lock_timeout=1)
     async with locked(url, demo_database) as holder:
         lines = [
-            patch_line(LOCKED[0], 2001, note="first"),
-            patch_line(FREE, 2001, note="another row"),
-            patch_line(LOCKED[0], 2002, note="second"),
-            line("claim", LOCKED[0], 2003),
+            patch_line(LOCKED[0], 2001, note="first"), patch_line(FREE, 2001, note="another row"),
+            patch_line(LOCKED[0], 2002, note="second"), line("claim", LOCKED[0], 2003),
             {"method": "PATCH", "path": f"orders?order_id=eq.{FREE}", "token": 2004, "body": {"note": "maybe any row"}},
             patch_line(FREE, 2005, note="behind that"),
-        ]
+        ]  # fmt: skip
         busy, *verdicts = await batch(url, lines)
         assert (busy["status"], busy["body"]["code"]) == (503, "55P03")
         assert [verdict["status"] for verdict in verdicts] == [200, 503, 503, 503, 503]
@@ -612,7 +583,7 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
 
 
 async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     limits = {"pool_size": 1, "max_waiting": 3, "pool_timeout": 60, "lock_timeout": 60}
     url = await start_gateway(demo_database, **limits, consume_here=False)  # its consumer would wait, too

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api
 from tests.support.gateways import in_process
 from tests.support.interleave import connection_to
@@ -23,7 +23,6 @@ from fencepost.server.postgres import reading
 from fencepost.testing.servers.processes import PATIENCE
 
 # What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes.
-
 
 TOKENS = itertools.count(10)
 
@@ -75,7 +74,7 @@ async def test_so_many_patterns_are_looked_for(api: Api) -> None:
 
 
 @pytest.fixture
-async def small(shop: Shop, start_gateway: StartGateway) -> AsyncIterator[httpx.AsyncClient]:
+async def small(shop: Shop, start_gateway: Start) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway whose answers have 1000 bytes at most."""
     url = await start_gateway(shop.dsn, max_answer_bytes=1000, serve_unprotected=True)
     async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
@@ -169,7 +168,6 @@ async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: 
 
 
 # A write whose answer would have more bytes than an answer may have is refused, and leaves nothing behind.
-
 
 MOST = 100_000
 LARGE = 1000
@@ -304,9 +302,7 @@ async def test_a_claim_is_refused_and_a_lease_with_such_claims_not_granted(bound
 
 
 @pytest.mark.parametrize("write", ["PATCH", "POST"])
-async def test_in_a_batch_it_is_alone_with_its_refusal(
-    bounded: Bounded, write: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_in_a_batch_it_alone_is_refused(bounded: Bounded, write: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were sent with it are answered as if it had not been there."""
     batches: list[Sequence[Any]] = []
     run = group_commit._run_batch  # noqa: SLF001 - what was together in a transaction
@@ -334,7 +330,6 @@ async def test_in_a_batch_it_is_alone_with_its_refusal(
 
 
 # Of a large answer under an Idempotency-Key the record has no rows: a repeat is answered as under return=minimal.
-
 
 KEPT_SQL = f"""
 CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST_KEPT}), n int DEFAULT 0);
@@ -419,9 +414,7 @@ async def test_so_have_lines_of_batches_and_pages_of_queued_writes(database: str
     assert await kept_bytes(owner) == 0
 
 
-async def test_what_a_caller_has_had_kept_counts_and_small_answers_do_not(
-    database: str, owner: asyncpg.Connection
-) -> None:
+async def test_what_a_caller_had_kept_counts_and_small_answers_do_not(database: str, owner: asyncpg.Connection) -> None:
     statuses = []
     async with in_process(database, max_kept_bytes=40_000) as client:
         for row in (100, 101, 102):

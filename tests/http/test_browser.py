@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import SECRET, token
 from tests.support.gateways import FOR_ALL
 from tests.support.histories import paused_holder
@@ -73,7 +73,6 @@ async def browser_page(**context: Any) -> AsyncIterator[Page]:
 
 # /docs without the internet.
 
-
 STATUS = ".live-responses-table .response .response-col_status"
 
 
@@ -84,7 +83,7 @@ async def page() -> AsyncIterator[Page]:
 
 
 async def test_trying_the_same_write_twice_shows_200_and_then_409(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     demo_url = await start_gateway(demo_database, demo=True)
     seen = Seen(page)
@@ -107,7 +106,7 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
 
 
 async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one_is_sent(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     url = await start_gateway(demo_database, demo=True)
     seen = Seen(page)
@@ -128,7 +127,7 @@ async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one
 
 
 async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="", api_keys=True)
     async with connection_to(demo_database) as connection:
@@ -173,7 +172,7 @@ async def authorize(page: Page, credential: str) -> None:
 
 
 async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     async with connection_to(demo_database) as connection:
         await connection.execute("CREATE TABLE public.bills (id int PRIMARY KEY, paid bool)")
@@ -208,7 +207,7 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
 
 
 async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_errors_are_folded(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     """A click that sends nothing leaves no answer of the click before."""
     url = await start_gateway(demo_database, try_writes=True)
@@ -229,7 +228,7 @@ async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_e
 
 
 async def test_what_the_page_can_send_as_it_stands_is_right(
-    page: Page, demo_database: str, start_gateway: StartGateway
+    page: Page, demo_database: str, start_gateway: Start
 ) -> None:
     """Every "Execute" of a fresh demo: done, or refused for what the rows and the fence are by then. It is never the
     request that is wrong: a parameter without its name or its example, a body that is none.
@@ -288,7 +287,7 @@ async def locks(url: str) -> list[str]:
 
 
 async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allowed(
-    page: Page, demo_database: str, start_gateway: StartGateway, another_site: str
+    page: Page, demo_database: str, start_gateway: Start, another_site: str
 ) -> None:
     url = await start_gateway(demo_database)
     await page.goto(another_site)
@@ -324,7 +323,7 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
 # The report of a torture run in a real browser, with the network switched off.
 
 
-async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_what_is_not_of_it(
+async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_the_rest(
     tmp_path: Path,
 ) -> None:
     history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")

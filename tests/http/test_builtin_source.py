@@ -36,12 +36,9 @@ async def lease(api: Api, *locks: str, owner: str = "worker-a", tokens: int = 1)
 def holder(given: Any) -> dict[str, object]:
     """Return what an answer must have of a token's lease, apart from the time of issue; never the token itself."""
     return {
-        "holder": given["owner"],
-        "lease_id": given["lease_id"],
-        "locks": given["locks"],
-        "granted_at": given["granted_at"],
-        "source": "builtin",
-    }
+        "holder": given["owner"], "lease_id": given["lease_id"], "locks": given["locks"],
+        "granted_at": given["granted_at"], "source": "builtin",
+    }  # fmt: skip
 
 
 def answered(superseded_by: Any) -> dict[str, object]:
@@ -56,20 +53,14 @@ def writes(table: str, there: str, absent: str) -> list[tuple[str, str, object]]
     column = {"orders": "order_id", "leased": "id"}[table]
     value: dict[str, object] = {"note": "x"} if table == "orders" else {"n": 1}
     return [
-        ("PATCH", f"data/{table}/{there}", value),
-        ("PATCH", f"data/{table}/{absent}", value),
-        ("PUT", f"data/{table}/{there}", value),
-        ("PUT", f"data/{table}/{absent}", value),
-        ("DELETE", f"data/{table}/{there}", None),
-        ("DELETE", f"data/{table}/{absent}", None),
-        ("POST", f"data/{table}", {column: there}),
-        ("POST", f"data/{table}", {column: absent}),
+        ("PATCH", f"data/{table}/{there}", value), ("PATCH", f"data/{table}/{absent}", value),
+        ("PUT", f"data/{table}/{there}", value), ("PUT", f"data/{table}/{absent}", value),
+        ("DELETE", f"data/{table}/{there}", None), ("DELETE", f"data/{table}/{absent}", None),
+        ("POST", f"data/{table}", {column: there}), ("POST", f"data/{table}", {column: absent}),
         ("POST", f"data/{table}", [{column: there}, {column: absent}]),
-        ("PATCH", f"data/{table}?{column}=eq.{there}", value),
-        ("DELETE", f"data/{table}?{column}=eq.{there}", None),
-        ("POST", "claims", {"resource": f"{table}/{there}"}),
-        ("POST", "claims", {"resource": f"{table}/{absent}"}),
-    ]
+        ("PATCH", f"data/{table}?{column}=eq.{there}", value), ("DELETE", f"data/{table}?{column}=eq.{there}", None),
+        ("POST", "claims", {"resource": f"{table}/{there}"}), ("POST", "claims", {"resource": f"{table}/{absent}"}),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("table", ["orders", "leased"])

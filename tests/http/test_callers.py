@@ -8,7 +8,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import SECRET, bearer, token
 from tests.support.gateways import DemoGateway, demo_gateway
 from tests.support.manual_clock import UNHURRIED
@@ -32,7 +32,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {ROLE}"""
 
 
 def caller(subject: str, **claims: object) -> dict[str, str]:
-    """Give the header of a caller with the role."""
     return bearer(token(sub=subject, role=ROLE, **claims))
 
 
@@ -89,7 +88,7 @@ async def test_a_lease_that_no_pattern_names_is_as_one_that_is_not_there(http: h
 
 
 async def test_too_many_requests_of_one_caller_or_with_bad_tokens_are_429(
-    http: httpx.AsyncClient, shared: DemoGateway, start_gateway: StartGateway
+    http: httpx.AsyncClient, shared: DemoGateway, start_gateway: Start
 ) -> None:
     assert "ratelimit" not in (await http.get(ORDERS, headers=caller("ann"))).headers, "there is no limit"
     limits = {"rate_limit": "3/minute", "failed_rate_limit": "2/minute"}
@@ -158,9 +157,7 @@ async def test_callers_of_one_role_share_their_keys(http: httpx.AsyncClient) -> 
     assert again.headers["idempotent-replayed"] == "true"
 
 
-async def test_refusals_for_who_the_caller_is_are_recorded_as_counts(
-    http: httpx.AsyncClient, shared: DemoGateway
-) -> None:
+async def test_refusals_for_who_the_caller_is_are_kept_as_counts(http: httpx.AsyncClient, shared: DemoGateway) -> None:
     for _ in range(3):
         await lease(http, caller("eve", locks=["orders/*"]), "payments/1")
     await http.get(ORDERS, headers=caller("eve", scope="write"))

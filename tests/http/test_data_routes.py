@@ -6,14 +6,13 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid1, uuid4
 
-import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.raw import RawConnection
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, holding
 from tests.support.postgres import database_away
 from tests.support.shops import Shop
 
@@ -28,7 +27,6 @@ from fencepost.server.postgres.pool import most_of
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # /v1/data/{table}: many rows, over real HTTP (R10).
-
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 
@@ -94,11 +92,9 @@ async def test_post_an_array(api: Api, shop: Shop) -> None:
 async def test_a_location_leads_to_the_row_whatever_its_key(api: Api) -> None:
     made = {"label": "x"}  # the database makes its key
     for table, row in (
-        ("items", {"order_id": "a/b,c", "line": 1}),
-        ("items", {"order_id": "ü\n%?#", "line": 1}),
-        ("items", {"order_id": "..", "line": 1}),
-        ("made", made),
-    ):
+        ("items", {"order_id": "a/b,c", "line": 1}), ("items", {"order_id": "ü\n%?#", "line": 1}),
+        ("items", {"order_id": "..", "line": 1}), ("made", made),
+    ):  # fmt: skip
         answer = await api.ask("POST", f"data/{table}", row, token=5)
         assert answer.status_code == 201, row
         found = await api.ask("GET", answer.headers["location"].removeprefix("/v1/"))
@@ -154,11 +150,9 @@ async def test_more_rows_than_the_limit_are_not_read_and_refused_whole(api: Api,
     assert (read.status_code, read.headers["content-range"], len(read.json())) == (206, "0-49/51", 50)
     many = [{"order_id": key} for key in keys]
     for method, path, body in (
-        ("PATCH", f"data/orders?{some}", {"status": "paid"}),
-        ("DELETE", f"data/orders?{some}", None),
-        ("PATCH", "data/orders", many),
-        ("POST", "data/orders", [{"order_id": shop.key()} for _ in many]),
-    ):
+        ("PATCH", f"data/orders?{some}", {"status": "paid"}), ("DELETE", f"data/orders?{some}", None),
+        ("PATCH", "data/orders", many), ("POST", "data/orders", [{"order_id": shop.key()} for _ in many]),
+    ):  # fmt: skip
         assert code(await api.ask(method, path, body, token=5)) == (413, "FP017"), (method, path)
     assert [await shop.mark(key) for key in (keys[0], keys[-1])] == [1, 1]
     assert (await api.ask("PATCH", "data/orders", many[:50], token=4)).headers["content-range"] == "0-49/*"
@@ -338,16 +332,9 @@ async def test_a_fence_shows_mark_rule_source_and_story(api: Api, shop: Shop) ->
     key = shop.key()
     never = await api.ask("GET", f"fences?resource=orders/{key}")
     assert never.json() == {
-        "resource": f"orders/{key}",
-        "mark": "0",
-        "rule": "strict",
-        "source": "external",
-        "sealed": False,
-        "max_token": "4611686018427387903",
-        "max_jump": None,
-        "row_exists": False,
-        "story": [],
-    }
+        "resource": f"orders/{key}", "mark": "0", "rule": "strict", "source": "external", "sealed": False,
+        "max_token": "4611686018427387903", "max_jump": None, "row_exists": False, "story": [],
+    }  # fmt: skip
     await api.ask("PUT", f"data/orders/{key}", {}, token=5)
     made = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
     assert (made["mark"], made["row_exists"], [e["event"] for e in made["story"]]) == ("5", True, ["created"])
@@ -370,14 +357,11 @@ async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> 
         key = (await shop.order(mark=1)).encode()
         claim = b'{"resource": "orders/%s"}' % key
         for method, path, body in (
-            ("PATCH", b"/v1/data/orders/" + key, b"{}"),
-            ("PUT", b"/v1/data/orders/" + key, b"{}"),
-            ("DELETE", b"/v1/data/orders/" + key, b""),
-            ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
+            ("PATCH", b"/v1/data/orders/" + key, b"{}"), ("PUT", b"/v1/data/orders/" + key, b"{}"),
+            ("DELETE", b"/v1/data/orders/" + key, b""), ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
             ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
-            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
-            ("POST", b"/v1/claims", claim),
-        ):
+            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""), ("POST", b"/v1/claims", claim),
+        ):  # fmt: skip
             answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
             if "the parser stopped in it" in answer.json()["detail"]:
                 assert (answer.status, answer.json()["code"]) == (400, "FP016"), token
@@ -410,15 +394,11 @@ async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Sho
     key = await shop.order()
     for name in (key, "nobody"):
         for method, path, body in (
-            ("PATCH", f"data/orders/{name}", {}),
-            ("PUT", f"data/orders/{name}", {}),
-            ("DELETE", f"data/orders/{name}", None),
-            ("POST", "data/orders", {"order_id": name}),
-            ("PATCH", "data/orders", [{"order_id": name}]),
-            ("PATCH", f"data/orders?order_id=eq.{name}", {}),
-            ("DELETE", f"data/orders?order_id=eq.{name}", None),
-            ("POST", "claims", {"resource": f"orders/{name}"}),
-        ):
+            ("PATCH", f"data/orders/{name}", {}), ("PUT", f"data/orders/{name}", {}),
+            ("DELETE", f"data/orders/{name}", None), ("POST", "data/orders", {"order_id": name}),
+            ("PATCH", "data/orders", [{"order_id": name}]), ("PATCH", f"data/orders?order_id=eq.{name}", {}),
+            ("DELETE", f"data/orders?order_id=eq.{name}", None), ("POST", "claims", {"resource": f"orders/{name}"}),
+        ):  # fmt: skip
             answer = await api.ask(method, path, body)
             assert code(answer) == (428, "FP003"), (method, path)
             assert answer.json()["type"] == "/problems/token-required", (method, path)
@@ -498,7 +478,6 @@ async def test_table_names_may_hold_anything_too(api: Api) -> None:
 
 # Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes.
 
-
 REFUSED: list[tuple[dict[str, Any], tuple[int, str], dict[str, Any]]] = [
     ({"status": None}, (400, "23502"), {"column": "status", "table": "orders"}),
     ({"status": "bad"}, (400, "23514"), {"constraint": "orders_status_known", "table": "orders"}),
@@ -518,12 +497,10 @@ async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(api: 
     key = await shop.order(mark=10)
     for body, expected, named in REFUSED:
         for method, path, sent in (
-            ("PATCH", f"data/orders/{key}", body),
-            ("PUT", f"data/orders/{shop.key()}", body),
+            ("PATCH", f"data/orders/{key}", body), ("PUT", f"data/orders/{shop.key()}", body),
             ("POST", "data/orders", {"order_id": shop.key(), **body}),
-            ("PATCH", f"data/orders?order_id=eq.{key}", body),
-            ("PATCH", "data/orders", [{"order_id": key, **body}]),
-        ):
+            ("PATCH", f"data/orders?order_id=eq.{key}", body), ("PATCH", "data/orders", [{"order_id": key, **body}]),
+        ):  # fmt: skip
             answer = await api.ask(method, path, sent, token=11)
             assert code(answer) == expected, (method, path, answer.text)
             answered = answer.json()
@@ -577,20 +554,14 @@ async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
         assert (code(answer), answer.json()["column"]) == ((400, expected), column), (method, path)
 
 
-async def test_a_lock_and_a_statement_that_take_too_long_are_503(
-    api: Api, shop: Shop, start_gateway: StartGateway
-) -> None:
+async def test_a_lock_and_a_statement_that_take_too_long_are_503(api: Api, shop: Shop, start_gateway: Start) -> None:
     key = await shop.order(mark=10)
     await shop.sql("CREATE VIEW public.slow AS SELECT 1 AS id, pg_sleep(60)::text AS nap")
-    holder = await asyncpg.connect(shop.dsn)
-    await holder.execute("BEGIN")
-    await holder.execute("SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE", key)
     url = await start_gateway(shop.dsn, serve_unprotected=True, lock_timeout=0.3, statement_timeout=1.5)
-    async with Api.open(url) as hurried:
+    locked = "SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE"
+    async with holding(shop.dsn, locked, key), Api.open(url) as hurried:
         assert code(await hurried.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)) == (503, "55P03")
         assert code(await hurried.ask("GET", "data/slow")) == (503, "57014")
-    await holder.execute("ROLLBACK")
-    await holder.close()
     assert (await api.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)).status_code == 200
 
 
@@ -657,16 +628,12 @@ async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop) -> None:
 async def test_other_methods_are_405_with_allow(api: Api) -> None:
     for path, allowed, refused in (
         ("data/orders", "GET, HEAD, POST, PATCH, DELETE", ("PUT", "OPTIONS", "PROPFIND")),
-        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE")),
-        ("claims", "POST", ("GET", "DELETE")),
-        ("fences", "GET", ("POST",)),
-        ("leases", "POST", ("GET", "PUT")),
-        ("leases/1", "GET, HEAD, DELETE", ("PUT", "POST")),
-        ("leases/1/renew", "POST", ("GET",)),
-        ("leases/1/tokens", "POST", ("DELETE",)),
-        ("locks", "GET", ("POST",)),
+        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE")), ("claims", "POST", ("GET", "DELETE")),
+        ("fences", "GET", ("POST",)), ("leases", "POST", ("GET", "PUT")),
+        ("leases/1", "GET, HEAD, DELETE", ("PUT", "POST")), ("leases/1/renew", "POST", ("GET",)),
+        ("leases/1/tokens", "POST", ("DELETE",)), ("locks", "GET", ("POST",)),
         ("writes/postgres:default.0.0", "GET", ("DELETE",)),
-    ):
+    ):  # fmt: skip
         for method in refused:
             answer = await api.http.request(method, f"/v1/{path}")
             await api.check(answer)
@@ -739,14 +706,10 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
         assert (await api.http.get("/healthz")).status_code == 200
         assert (await api.http.get("/metrics")).status_code == 200
         for method, path, body in (
-            ("GET", f"data/orders/{key}", None),
-            ("GET", "data/orders", None),
-            ("PATCH", f"data/orders/{key}", {}),
-            ("POST", "data/orders", {"order_id": shop.key()}),
-            ("POST", "claims", {"resource": f"orders/{key}"}),
-            ("GET", f"fences?resource=orders/{key}", None),
-            ("GET", "data/nowhere", None),
-        ):
+            ("GET", f"data/orders/{key}", None), ("GET", "data/orders", None), ("PATCH", f"data/orders/{key}", {}),
+            ("POST", "data/orders", {"order_id": shop.key()}), ("POST", "claims", {"resource": f"orders/{key}"}),
+            ("GET", f"fences?resource=orders/{key}", None), ("GET", "data/nowhere", None),
+        ):  # fmt: skip
             answer = await api.ask(method, path, body, token=None if method == "GET" else 11)
             assert code(answer) == (503, "FP010"), (method, path)
             assert int(answer.headers["retry-after"]) >= 1, (method, path)
@@ -763,7 +726,7 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
 
 
-async def test_a_code_of_the_log_leads_to_its_page_and_a_path_that_is_none_to_what_was_meant(
+async def test_a_code_of_the_log_leads_to_its_page_and_a_wrong_path_to_what_was_meant(
     http: httpx.AsyncClient,
 ) -> None:
     for path, where in (
@@ -924,11 +887,9 @@ async def test_rows_with_such_keys_can_be_written(connect: Connect, database: st
     by_default = "id int GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"
     computed = "id int GENERATED ALWAYS AS (n * 2) STORED PRIMARY KEY"
     tables = {
-        "a": (identity, False, 400),
-        "b": (by_default, False, 201),
-        "c": (identity, True, 400),
+        "a": (identity, False, 400), "b": (by_default, False, 201), "c": (identity, True, 400),
         "d": (computed, True, 400),
-    }
+    }  # fmt: skip
     for table, (key, scoped, _) in tables.items():
         await owner.execute(f"CREATE TABLE {table} (n int NOT NULL, {key}, v text)")
         await protect(owner, table, scope=f"{table}_n/{{n}}" if scoped else None)
@@ -945,9 +906,7 @@ async def test_rows_with_such_keys_can_be_written(connect: Connect, database: st
 @pytest.mark.parametrize(
     "line", ["POST /v1/claims", "POST /v1/leases", "DELETE /v1/leases/1", "PATCH /v1/data/orders/1"]
 )
-async def test_bodies_that_do_not_come_to_an_end_are_refused_once_there_is_no_room_for_more(
-    gateway_url: str, line: str
-) -> None:
+async def test_bodies_that_do_not_end_are_refused_once_there_is_no_room_for_more(gateway_url: str, line: str) -> None:
     size = 1_000_000
     head = f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n"
     head += "X-Lease-Secret: 0123456789-0123456789-01" if "leases" in line else "X-Fence-Token: 1"

@@ -15,7 +15,6 @@ from fencepost.testing.servers.processes import eventually
 
 # `protect` is repeated, or undone and done again, while DELETEs wait for the table: each is decided, none is a 500.
 
-
 TABLE = "CREATE TABLE public.t (a int, b text, PRIMARY KEY (a, b))"
 ROWS = "INSERT INTO public.t (a, b, last_fence_token) SELECT n, 'x', 1 FROM generate_series(1, 9) n"
 
@@ -100,7 +99,6 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
 
 # Triggers of the user's own in PL/pgSQL keep plans in each session: a column's new type must not be the end of it.
 
-
 PLANNED_TABLE = """
 SET search_path = public;
 CREATE TABLE t (id int PRIMARY KEY, v int, w text);
@@ -130,14 +128,10 @@ async def test_every_write_and_claim_goes_on(plans_gateway: httpx.AsyncClient, p
     assert made.status_code == 201, made.text
     await plans_owner.execute("SELECT setval('fencepost.tokens', 100)")
     writes: tuple[tuple[str, str, object], ...] = (
-        ("PATCH", "data/t/1", {}),
-        ("PATCH", "data/t?id=eq.1", {}),
-        ("PUT", "data/t/1", {}),
-        ("PUT", "data/t/2", {}),
-        ("POST", "data/t", {"id": 3}),
-        ("POST", "claims", {"resource": "t/1"}),
+        ("PATCH", "data/t/1", {}), ("PATCH", "data/t?id=eq.1", {}), ("PUT", "data/t/1", {}), ("PUT", "data/t/2", {}),
+        ("POST", "data/t", {"id": 3}), ("POST", "claims", {"resource": "t/1"}),
         ("POST", "leases", {"lock": "l", "owner": "me", "ttl_ms": 10_000, "claim": ["t/1"]}),
-    )
+    )  # fmt: skip
     for token, (method, path, body) in enumerate(writes, 2):
         await plans_owner.execute(f"ALTER TABLE t ALTER COLUMN v TYPE {('int USING NULL', 'text')[token % 2 == 0]}")
         headers = {} if path == "leases" else {"X-Fence-Token": str(token)}
@@ -160,7 +154,6 @@ async def test_a_trigger_that_raises_the_same_itself_is_reported(
 
 
 # Triggers, rules and cascades of the user's own: an answer that is no success has no effect, whatever they do.
-
 
 TABLES = """
 CREATE TABLE soft (id int PRIMARY KEY, deleted bool NOT NULL DEFAULT false, n int NOT NULL DEFAULT 0);
@@ -249,12 +242,9 @@ async def test_what_is_to_concern_one_row_writes_nothing_when_it_does_not(soft: 
     headers = {"X-Fence-Token": "5", "Accept": "application/vnd.pgrst.object+json"}
     async with in_process(database) as gateway:
         for method, path, body in (
-            ("PATCH", "soft?id=lt.9", {"n": 7}),
-            ("DELETE", "soft?id=lt.9", None),
-            ("PATCH", "soft?id=gt.9", {"n": 7}),
-            ("POST", "soft", [{"id": 3}, {"id": 4}]),
-            ("POST", "soft", []),
-        ):
+            ("PATCH", "soft?id=lt.9", {"n": 7}), ("DELETE", "soft?id=lt.9", None),
+            ("PATCH", "soft?id=gt.9", {"n": 7}), ("POST", "soft", [{"id": 3}, {"id": 4}]), ("POST", "soft", []),
+        ):  # fmt: skip
             answer = await gateway.request(method, f"/v1/data/{path}", headers=headers, json=body)
             assert code(answer) == (406, "FP021"), (method, path, body)
             assert await state(soft) == UNTOUCHED, (method, path, body)
@@ -267,7 +257,6 @@ async def test_what_is_to_concern_one_row_writes_nothing_when_it_does_not(soft: 
 # schema, runs none of them.
 # They take exactly the types that the statements compare, so that they would be preferred to PostgreSQL's own where
 # those need a coercion: `varchar = varchar` is text's.
-
 
 CAPTURED_TABLES = """
 SET search_path = public;
@@ -444,11 +433,7 @@ async def what_goes_along_with_requests(ask: Asker, owner: Connection) -> None:
     secret = {"X-Lease-Secret": given["secret"]}
     answer = await ask.gateway.post(f"/v1/leases/{given['lease_id']}/tokens", json={"count": 2}, headers=secret)
     assert answer.status_code == 200, answer.text
-
-    async def a_waiter_is_there() -> bool:
-        return bool(await owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
-
-    await eventually(a_waiter_is_there)
+    await eventually(lambda: owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
     answer = await ask.gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
     assert answer.status_code == 204, answer.text
     await queued
@@ -466,16 +451,12 @@ async def health(ask: Asker, owner: Connection) -> None:
 async def are_in_the_way(owner: Connection) -> None:
     """Else the others would show nothing."""
     for sql in (
-        "SELECT 'a'::varchar = 'a'::varchar",
-        "SELECT 'a'::varchar LIKE 'a'::text",
-        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar",
-        "SELECT 'ok'::mood < 'ok'::mood",
-        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]",
-        "SELECT to_jsonb('a'::varchar)",
-        "SELECT unnest(ARRAY['a'])",
-        "SELECT count('a'::varchar)",
+        "SELECT 'a'::varchar = 'a'::varchar", "SELECT 'a'::varchar LIKE 'a'::text",
+        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar", "SELECT 'ok'::mood < 'ok'::mood",
+        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]", "SELECT to_jsonb('a'::varchar)",
+        "SELECT unnest(ARRAY['a'])", "SELECT count('a'::varchar)",
         "SELECT 'pg_class'::regclass = 'pg_class'::regclass",
-    ):
+    ):  # fmt: skip
         with pytest.raises(Exception, match="captured"):
             await owner.fetch(sql)
 

@@ -6,9 +6,9 @@ from typing import Final
 
 import asyncpg
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
-from tests.support.interleave import Connection
+from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import UNHURRIED
 
 from fencepost.server.ops.protect import protect, unprotect
@@ -16,16 +16,11 @@ from fencepost.testing.servers.processes import eventually
 
 # A gateway, and the owner of its table, who changes it.
 
-
 EVERY_WRITE: list[tuple[str, str, object]] = [
-    ("PATCH", "data/t/1", {"v": "x"}),
-    ("PUT", "data/t/1", {"v": "x"}),
-    ("DELETE", "data/t/1", None),
-    ("POST", "data/t", {"v": "x"}),
-    ("PATCH", "data/t?v=eq.a", {"v": "x"}),
-    ("DELETE", "data/t?v=eq.a", None),
+    ("PATCH", "data/t/1", {"v": "x"}), ("PUT", "data/t/1", {"v": "x"}), ("DELETE", "data/t/1", None),
+    ("POST", "data/t", {"v": "x"}), ("PATCH", "data/t?v=eq.a", {"v": "x"}), ("DELETE", "data/t?v=eq.a", None),
     ("POST", "claims", {"resource": "t/1"}),
-]
+]  # fmt: skip
 
 
 @dataclass
@@ -64,7 +59,6 @@ class Scene:
 
 # A gateway that is notified of changes, and one that is not.
 
-
 LISTENERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE application_name = 'fencepost listener' AND datname = current_database()"""
@@ -75,14 +69,14 @@ ONCE: Final = replace(UNHURRIED, connections=replace(UNHURRIED.connections, list
 
 
 LISTENING = """
-SELECT count(*) FROM pg_stat_activity
+SELECT count(*) = $1 FROM pg_stat_activity
  WHERE application_name = 'fencepost listener' AND datname = current_database() AND query ILIKE 'listen%'"""
 
 
 @pytest.fixture
-async def notified(database: str, start_gateway: StartGateway) -> AsyncIterator[Scene]:
+async def notified(connect: Connect, database: str, start_gateway: Start) -> AsyncIterator[Scene]:
     """A gateway on a small protected table."""
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     await owner.execute("SET search_path = public")
     await owner.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text, n int); INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)"
@@ -92,7 +86,6 @@ async def notified(database: str, start_gateway: StartGateway) -> AsyncIterator[
     async with Api.open(await start_gateway(database, ONCE, serve_unprotected=True)) as api:
         assert (await api.ask("GET", "data/t")).status_code == 200
         yield Scene(api, owner)
-    await owner.close()
 
 
 @pytest.fixture
@@ -104,17 +97,9 @@ async def scene(notified: Scene) -> Scene:
 
 async def _cut_off_notifications(owner: Connection) -> None:
     """End the gateway's listening connection, the only one that it opens."""
-
-    async def listening() -> bool:
-        return bool(await owner.fetchval(LISTENING))
-
-    await eventually(listening, what="the gateway listening")
+    await eventually(lambda: owner.fetchval(LISTENING, 1), what="the gateway listening")
     await owner.fetchval(LISTENERS)
-
-    async def gone() -> bool:
-        return not await owner.fetchval(LISTENING)
-
-    await eventually(gone, what="the listener's end")
+    await eventually(lambda: owner.fetchval(LISTENING, 0), what="the listener's end")
 
 
 # Tables and columns that come, go, change their names, types or protection under a running gateway.
@@ -174,11 +159,7 @@ async def test_a_lost_listener_comes_back_and_looks(notified: Scene) -> None:
         return str((await notified.api.http.get("/readyz")).json()["catalog"]).partition(", ")[2]
 
     before = await tables()
-
-    async def ended() -> bool:
-        return bool(await notified.owner.fetchval(LISTENERS))
-
-    await eventually(ended, what="a listener to end")
+    await eventually(lambda: notified.owner.fetchval(LISTENERS), what="a listener to end")
     await notified.owner.execute("CREATE TABLE public.fresh (id int PRIMARY KEY)")
 
     async def seen() -> bool:
@@ -356,10 +337,8 @@ async def test_a_type_that_is_renamed_or_moved_is_the_same(scene: Scene) -> None
 
 async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None:
     for method, path, body in (
-        ("PUT", "data/t/1", {"v": "x"}),
-        ("DELETE", "data/t/1", None),
-        ("POST", "claims", {"resource": "t/1"}),
-    ):
+        ("PUT", "data/t/1", {"v": "x"}), ("DELETE", "data/t/1", None), ("POST", "claims", {"resource": "t/1"}),
+    ):  # fmt: skip
         await scene.owner.execute("ALTER TABLE t RENAME COLUMN id TO key")
         assert await scene.write(method, path, body) == (403, "FP005"), method
         assert await scene.owner.fetchval("SELECT v FROM t WHERE key = 1") == "a", method

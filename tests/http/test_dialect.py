@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.test_data_routes import of, some_orders
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
-from tests.support.interleave import Connection, connection_to
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.shops import Shop
 
 from fencepost.cli.main import main
@@ -139,7 +139,6 @@ async def test_of_two_profiles_that_differ_none_is_chosen(api: Api, shop: Shop) 
 
 # Keys of every type that `protect` takes, written and read back: a value finds its row, which has one name.
 
-
 MOODS = ["sad", "ok", 'it\'s "odd", {yes}', "ünï"]
 
 # PostgreSQL's text has no NUL and no lone surrogates.
@@ -152,17 +151,10 @@ DAYS = st.dates().map(str) | ENDS | st.sampled_from(["0044-03-15 BC", "4713-01-0
 INSTANTS = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat()) | ENDS
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
-    "text": TEXTS,
-    "varchar(20)": TEXTS,
-    "boolean": st.booleans(),
-    "bigint": st.integers(-(2**63), 2**63 - 1),
-    "numeric": NUMERICS,
-    "uuid": st.uuids().map(str),
-    "date": DAYS,
-    "timestamptz": INSTANTS,
-    "bytea": st.binary(max_size=20).map(lambda raw: "\\x" + raw.hex()),
-    "public.mood": st.sampled_from(MOODS),
-}
+    "text": TEXTS, "varchar(20)": TEXTS, "boolean": st.booleans(), "bigint": st.integers(-(2**63), 2**63 - 1),
+    "numeric": NUMERICS, "uuid": st.uuids().map(str), "date": DAYS, "timestamptz": INSTANTS,
+    "bytea": st.binary(max_size=20).map(lambda raw: "\\x" + raw.hex()), "public.mood": st.sampled_from(MOODS),
+}  # fmt: skip
 FEWER = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -236,9 +228,9 @@ def means(sql: str, sent: Any, seen: Any) -> bool:
     return bool(seen == (sent[:20] if sql == "varchar(20)" else sent))
 
 
-async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str) -> None:
+async def test_json_null_is_kept_where_a_column_must_have_a_value(connect: Connect, database: str) -> None:
     columns = "j jsonb NOT NULL, k json NOT NULL, d public.doc, e public.draft, n jsonb"
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     await owner.execute("CREATE DOMAIN public.doc AS jsonb NOT NULL; CREATE DOMAIN public.draft AS public.doc")
     await owner.execute(f"CREATE TABLE public.docs (id int PRIMARY KEY, {columns})")
     await owner.execute("INSERT INTO public.docs VALUES (1, 'null', 'null', 'null', 'null', 'null')")
@@ -257,16 +249,15 @@ async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str)
         missing = await client.write("POST", f"{path}?columns=id,j,k,d,e,n", [row | {"id": 6}, {"id": 7, "j": 1}])
         assert (missing.status_code, missing.json()["code"]) == (400, "23502")
     found = await owner.fetch("SELECT j::text, k::text, d::text, e::text, n::text FROM public.docs ORDER BY id")
-    await owner.close()
     assert [tuple(each) for each in found] == [("null",) * 4 + (None,)] * 4 + [
         ('{"j": null}', "null", "null", "null", None)
     ]
 
 
 @pytest.mark.versions
-async def test_what_a_type_cannot_read_is_400_and_names_the_column(database: str) -> None:
+async def test_what_a_type_cannot_read_is_400_and_names_the_column(connect: Connect, database: str) -> None:
     """Types of extensions may call it an internal error."""
-    owner = await asyncpg.connect(database)
+    owner = await connect()
     types = await owner.fetch("SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'ltree', 'vector')")
     columns = {"p": "tsquery", "x": "jsonpath"}
     for (name,) in types:
@@ -275,7 +266,6 @@ async def test_what_a_type_cannot_read_is_400_and_names_the_column(database: str
     await owner.execute(f"CREATE TABLE public.odd (id int PRIMARY KEY, t text, {as_columns(columns)})")
     await protect(owner, "odd")
     await owner.execute("INSERT INTO public.odd (id, t, last_fence_token) VALUES (1, 'a \" b', 1)")
-    await owner.close()
     async with in_process(database) as http:
         client, path = Client(http, 10), "/v1/data/odd"
         for name, sql in columns.items():
@@ -355,8 +345,8 @@ async def every_type(owner: Connection) -> dict[str, str]:
 
 
 @pytest.mark.versions
-async def test_a_row_of_every_type_comes_back_as_it_went(database: str) -> None:
-    owner = await asyncpg.connect(database)
+async def test_a_row_of_every_type_comes_back_as_it_went(connect: Connect, database: str) -> None:
+    owner = await connect()
     given = await every_type(owner)
     columns = {f"c{n}": sql for n, sql in enumerate(given)}
     await owner.execute(f"CREATE TABLE every (id int PRIMARY KEY, {as_columns(columns)})")
@@ -375,12 +365,10 @@ async def test_a_row_of_every_type_comes_back_as_it_went(database: str) -> None:
         led = {sql for c, sql in columns.items() if (await http.get(f"{path}?{c}->0=not.is.null")).status_code == 200}
     with_parts = {"json", "jsonb", "int2vector", "oidvector", "pair", "bag", "hstore"}
     assert led == {sql for sql in given if sql in with_parts or sql.endswith("[]")}, "JSON paths lead into these"
-    await owner.close()
 
 
 # `Prefer: return=minimal` reads what a write needs and no more: who may see key and mark only can write.
 # The gateway's role may SELECT key, mark and (in a table with a scope) the scope's column, and UPDATE one column.
-
 
 MINIMAL = "return=minimal"
 
@@ -409,8 +397,8 @@ GRANT SELECT (id, room), INSERT (id, status, room), UPDATE (status) ON public.de
 
 
 @pytest.fixture
-async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database)
+async def owner(connect: Connect) -> AsyncIterator[Connection]:
+    connection = await connect()
     await connection.execute(SQL)
     for table in ("tasks", "notes", "chairs"):
         await protect(connection, table)
@@ -420,11 +408,10 @@ async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.execute("DROP OWNED BY minimalist; DROP ROLE minimalist")
-        await connection.close()
 
 
 @pytest.fixture
-async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def minimal_api(owner: Connection, database: str, start_gateway: Start) -> AsyncIterator[Api]:
     command = ["migrate", "--gateway-role", "minimalist", "--database-url", database]
     migrated = await asyncio.to_thread(CliRunner().invoke, main, command)
     assert migrated.exit_code == 0, migrated.output
@@ -434,7 +421,7 @@ async def minimal_api(owner: asyncpg.Connection, database: str, start_gateway: S
         yield api
 
 
-async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: asyncpg.Connection) -> None:
+async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: Connection) -> None:
     for table, key in (("tasks", None), ("notes", "a-key"), ("chairs", None), ("desks", "other-key")):
         writes: list[tuple[str, str, object, int]] = [
             ("PATCH", "1", {"status": "paid"}, 204),
@@ -462,7 +449,6 @@ async def test_what_is_not_shown_is_not_read(minimal_api: Api, owner: asyncpg.Co
 
 # What a gateway serves: protected tables only, unless a setting says otherwise, and of them those that are named.
 
-
 SERVED_SQL = """
 CREATE TABLE public.plain (id int PRIMARY KEY, note text);
 INSERT INTO public.plain VALUES (1, 'not for all');
@@ -485,9 +471,7 @@ def reading(base_url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, trust_env=False)
 
 
-async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
-    tables: str, start_gateway: StartGateway
-) -> None:
+async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(tables: str, start_gateway: Start) -> None:
     async with reading(await start_gateway(tables)) as http:
         for path in ("plain", "plain/1", "shown", "public.plain"):
             answer = await http.get(f"/v1/data/{path}")
@@ -506,7 +490,7 @@ async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
         assert (await http.get("/v1/data/plain")).status_code == 200
 
 
-async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: StartGateway) -> None:
+async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: Start) -> None:
     async with reading(await start_gateway(tables, tables=" public.orders ,shown", serve_unprotected=True)) as http:
         for path in ("orders?limit=1", "public.orders?limit=1", "shown?limit=1"):
             assert (await http.get(f"/v1/data/{path}")).status_code == 200, path
@@ -525,7 +509,7 @@ async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway:
 
 
 async def test_what_is_to_be_served_and_is_not_there_is_named_at_the_start(
-    tables: str, start_gateway: StartGateway, capfd: pytest.CaptureFixture[str]
+    tables: str, start_gateway: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with reading(await start_gateway(tables, tables="public.orders,nope", schemas="public,none,shop")) as http:
         assert (await http.get("/v1/data/orders?limit=1")).status_code == 200

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import asyncpg
 import h11
 import httpx
 import pytest
 import uvicorn
 from click.testing import CliRunner
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.raw import Answer, RawConnection, ask
 from tests.support.asking import SECRET, token
 from tests.support.gateways import DemoGateway, Gateway, demo_gateway, serving_process, workers
-from tests.support.interleave import blocks_another_session, connection_to
+from tests.support.interleave import Connection, blocks_another_session, connection_to, holding
 from tests.support.lease_gateways import post, release
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, patch_line
@@ -42,7 +41,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open.
 
-
 T = TypeVar("T")
 HEAD_BYTES = ConnectionBounds().head_bytes
 HOST = b"Host: localhost\r\n"
@@ -55,7 +53,6 @@ async def status_of(http: httpx.AsyncClient) -> object:
 
 
 async def turned_away(http: httpx.AsyncClient, code: str) -> float:
-    """Give how often this code is in the metrics."""
     lines = (await http.get("/metrics")).text.splitlines()
     name = f'fencepost_requests_turned_away_total{{code="{code}"}} '
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
@@ -112,7 +109,6 @@ def impatient(databases: ReadyMade) -> Iterator[DemoGateway]:
 
 @pytest.fixture
 async def waiting(impatient: DemoGateway) -> AsyncIterator[RawConnection]:
-    """Give a connection to it."""
     connection = await RawConnection.open(impatient.url)
     yield connection
     connection.close()
@@ -137,9 +133,7 @@ async def test_half_a_body_is_408_after_a_while(waiting: RawConnection, impatien
         assert await turned_away(http, "FP033") == before + 1
 
 
-async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_body_that_never_ends_is_408_however_fast_it_comes(demo_database: str, start_gateway: Start) -> None:
     waiting = await RawConnection.open(await start_gateway(demo_database, OFTEN, body_timeout=0.4, least_rate=1))
     await waiting.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: 1000000\r\n\r\n")
     answering = asyncio.create_task(waiting.answer())
@@ -154,7 +148,7 @@ EARLY = b"PATCH /v1/data/orders/1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: t
 """It is refused before its body has arrived."""
 
 
-async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: Start) -> None:
     """Longer after than a proxy in front keeps it, by default: else the proxy sends into a connection that ends."""
     assert Settings().keep_alive > 60
     raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
@@ -166,7 +160,7 @@ async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str,
 
 @pytest.mark.parametrize(("asked", "then"), [(HEALTH, b"\r\n"), (EARLY, b"{}")], ids=["a line", "the rest of a body"])
 async def test_what_is_no_request_keeps_no_connection_open(
-    demo_database: str, start_gateway: StartGateway, asked: bytes, then: bytes
+    demo_database: str, start_gateway: Start, asked: bytes, then: bytes
 ) -> None:
     raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
     await raw.send(asked)
@@ -204,7 +198,7 @@ async def half(url: str) -> RawConnection:
     return connection
 
 
-async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, max_connections_per_address=8)
     halves = [await half(url) for _ in range(40)]
     assert (await ask(url, HEALTH)).status == 200
@@ -217,7 +211,7 @@ async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_g
 
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 async def test_more_connections_than_may_be_are_503_while_all_work(
-    demo_database: str, start_gateway: StartGateway, bound: str
+    demo_database: str, start_gateway: Start, bound: str
 ) -> None:
     url = await start_gateway(demo_database, **{bound: 2})
     streams = [await RawConnection.open(url) for _ in range(2)]
@@ -267,12 +261,9 @@ async def test_what_is_no_http_is_a_problem_and_is_logged_with_its_peer_and_not_
     no_http = (b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b"\x16\x03\x01\x02\x00")
     for bad in no_http * 10:
         answer = await ask(gateway_url, bad)
-        assert (answer.status, answer.body["code"], answer.headers["x-content-type-options"]) == (
-            400,
-            "FP016",
-            "nosniff",
-        )
-        assert answer.headers["content-type"] == "application/problem+json", bad
+        assert (answer.status, answer.body["code"]) == (400, "FP016"), bad
+        kinds = (answer.headers["content-type"], answer.headers["x-content-type-options"])
+        assert kinds == ("application/problem+json", "nosniff"), bad
         assert (await ask(gateway_url, upgrade)).status == 200
     assert await turned_away(http, "FP016") == before + 30
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -280,9 +271,7 @@ async def test_what_is_no_http_is_a_problem_and_is_logged_with_its_peer_and_not_
     assert 0 < len([each for each in lines if "turned away" in each]) < 30
 
 
-async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(demo_database, head_timeout=0.1, least_rate=1_000_000_000, body_timeout=600)
     sent = await Sent.open(url)
     for number in (1301, 1302):
@@ -302,8 +291,7 @@ def in_memory(kind: type[T]) -> list[T]:
 
 
 @pytest.mark.parametrize(
-    "small",
-    [b"GET /x HTTP/1.1\r\n" + HOST, b"HEAD /x HTTP/1.1\r\n" + HOST, PATCH + b"Content-Length: 4\r\n\r\n\r\n"],
+    "small", [b"GET /x HTTP/1.1\r\n" + HOST, b"HEAD /x HTTP/1.1\r\n" + HOST, PATCH + b"Content-Length: 4\r\n\r\n\r\n"]
 )
 async def test_requests_behind_answers_that_are_not_taken_wait_as_bytes(
     raw: RawConnection, gateway_url: str, small: bytes
@@ -327,7 +315,7 @@ async def test_a_client_that_pipelines_without_an_end_is_read_as_it_is_answered(
 
 
 @pytest.fixture
-async def large(demo_database: str, start_gateway: StartGateway) -> str:
+async def large(demo_database: str, start_gateway: Start) -> str:
     """Start a gateway with a table whose one row has 12 MB."""
     async with connection_to(demo_database) as database:
         await database.execute("CREATE TABLE large AS SELECT repeat('x', 12000000) AS note")
@@ -364,9 +352,7 @@ async def test_one_caller_cannot_have_all_that_is_kept_of_answers(large: str) ->
         each.close()
 
 
-async def test_verdicts_that_are_not_taken_are_kept_answers_too(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_verdicts_that_are_not_taken_are_kept_answers_too(demo_database: str, start_gateway: Start) -> None:
     async with connection_to(demo_database) as database:
         await database.execute("CREATE TABLE wide (id int PRIMARY KEY, note text)")
         await database.execute("INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 17) n")
@@ -389,7 +375,6 @@ async def test_verdicts_that_are_not_taken_are_kept_answers_too(
 
 
 # Requests as bytes: the gateway's protocol reads each as h11 does, which is the strict reference, or refuses it.
-
 
 Read = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
 """Method, target, fields, body."""
@@ -483,38 +468,30 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
     differ = {}
     h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
     alike = [
-        GET + b"\r\n",
-        b"GET /a?b=c%23&d=%20+ HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET http://localhost/a?b HTTP/1.1\r\n" + HOST + b"\r\n",
-        GET + b"X:  padded \t\r\nY:\r\nZ: a\tb\r\n\r\n",
-        GET + b"X: one\r\nx: two\r\n\r\n",
-        GET + b"X: \xe9\xff\r\n\r\n",
-        GET + b"X_y: 1\r\nx-y: 2\r\n\r\n",
-        b"SOURCE /a HTTP/1.1\r\n" + HOST + b"\r\n",
-        GET + h2c + b"\r\n",
-        GET + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-        b"OPTIONS /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
-        b"DELETE /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
-        b"GET /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
+        *(line + b"\r\n" + HOST + b"\r\n" for line in (
+            b"GET /a?b=c%23&d=%20+ HTTP/1.1", b"GET http://localhost/a?b HTTP/1.1", b"SOURCE /a HTTP/1.1",
+        )),
+        *(GET + fields + b"\r\n" for fields in (
+            b"", b"X:  padded \t\r\nY:\r\nZ: a\tb\r\n", b"X: one\r\nx: two\r\n", b"X: \xe9\xff\r\n",
+            b"X_y: 1\r\nx-y: 2\r\n", h2c, b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+        )),
+        *(method + b" /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok"
+          for method in (b"OPTIONS", b"DELETE", b"GET")),
         PUT + b"Content-Length: 0\r\n\r\n",
-        PUT + b"Content-Length: 5\r\n\r\n12345",
-        PUT + b"Content-Length: 0005\r\n\r\n12345",
-        PUT + b"Content-Length:5\r\n\r\n12345",
-        PUT + b"Content-Length: 5 \r\n\r\n12345",
-        PUT + h2c + b"Content-Length: 5\r\n\r\n12345",
-        PUT + b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        PUT + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        PUT + h2c + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        CHUNKED + b"\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5;name=value\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n00005\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\na\r\n1234567890\r\nA\r\n1234567890\r\n0\r\n\r\n",
+        *(PUT + fields + b"\r\n\r\n12345" for fields in (
+            b"Content-Length: 5", b"Content-Length: 0005", b"Content-Length:5", b"Content-Length: 5 ",
+            h2c + b"Content-Length: 5", b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5",
+            b"Expect: 100-continue\r\nContent-Length: 5",
+        )),
+        *(PUT + fields + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT) for fields in (
+            b"", h2c, b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+        )),
+        *(CHUNKED + b"\r\n" + chunks + b"0\r\n\r\n" for chunks in (
+            b"", b"5\r\n12345\r\n", b"5;name=value\r\n12345\r\n", b"00005\r\n12345\r\n",
+            b"a\r\n1234567890\r\nA\r\n1234567890\r\n", b"%x\r\n%b\r\n" % (len(NEXT), NEXT),
+        )),
         CHUNKED + h2c + b"\r\n5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(NEXT), NEXT),
-    ]
+    ]  # fmt: skip
     for data in alike:
         read, _ = await by_gateway(recorded, data + NEXT, size)
         expected = [(m, t.removeprefix(b"http://localhost"), f, b) for m, t, f, b in by_h11(data + NEXT)]
@@ -527,65 +504,36 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
 async def test_what_is_no_request_is_refused_with_all_that_follows(recorded: tuple[Recorded, str], size: int) -> None:
     taken = {}
     refused = [
-        b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET\t/a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /a\x00 HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /\xe9 HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET /a HTTP/1.2\r\n" + HOST + b"\r\n",
-        b"GET /a HTTP/2.0\r\n" + HOST + b"\r\n",
-        b"GET /a HTTP/0.9\r\n\r\n",
-        b"GET /a http/1.1\r\n" + HOST + b"\r\n",
-        b"GET /a\r\n\r\n",
-        b"GET /a ICE/1.0\r\n" + HOST + b"\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GE(T /a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET http://elsewhere/a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"GET ftp://localhost/a HTTP/1.1\r\n" + HOST + b"\r\n",
-        b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n",
-        GET + b"X : 1\r\n\r\n",
-        GET + b" X: 1\r\n\r\n",
-        GET + b"X: 1\r\n 2\r\n\r\n",
-        GET + b"X: 1\r\n\t2\r\n\r\n",
-        GET + b": 1\r\n\r\n",
-        GET + b"X\r\n\r\n",
-        GET + b"X(: 1\r\n\r\n",
-        GET + b"X: \x00\r\n\r\n",
-        GET + b"X: \x01\r\n\r\n",
-        GET + b"X: a\rb\r\n\r\n",
-        GET + b"X: a\r\r\n\r\n",
-        PUT + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\n12345",
-        PUT + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
-        PUT + b"Content-Length: 5, 5\r\n\r\n12345",
-        PUT + b"Content-Length: +5\r\n\r\n12345",
-        PUT + b"Content-Length: -5\r\n\r\n12345",
-        PUT + b"Content-Length: 0x5\r\n\r\n12345",
-        PUT + b"Content-Length: 5 5\r\n\r\n12345",
-        PUT + b"Content-Length:\r\n\r\n12345",
-        PUT + b"Content-Length: 99999999999999999999\r\n\r\n12345",
+        *(line + b"\r\n" + HOST + b"\r\n" for line in (
+            b"GET /a#b HTTP/1.1", b"GET /a b HTTP/1.1", b"GET\t/a HTTP/1.1", b"GET /a\x00 HTTP/1.1",
+            b"GET /\xe9 HTTP/1.1", b"GET a HTTP/1.1", b"GET /a HTTP/1.2", b"GET /a HTTP/2.0", b"GET /a http/1.1",
+            b"GET /a ICE/1.0", b"GE(T /a HTTP/1.1", b"GET http://elsewhere/a HTTP/1.1",
+            b"GET ftp://localhost/a HTTP/1.1", b"CONNECT localhost:80 HTTP/1.1",
+        )),
+        *(b"GET /a HTTP/0.9\r\n\r\n", b"GET /a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        *(GET + field + b"\r\n\r\n" for field in (
+            b"X : 1", b" X: 1", b"X: 1\r\n 2", b"X: 1\r\n\t2", b": 1", b"X", b"X(: 1", b"X: \x00", b"X: \x01",
+            b"X: a\rb", b"X: a\r",
+        )),
+        *(PUT + fields + b"\r\n\r\n12345" for fields in (
+            b"Content-Length: 5\r\nContent-Length: 5", b"Content-Length: 5\r\nContent-Length: 6",
+            b"Content-Length: 5, 5", b"Content-Length: +5", b"Content-Length: -5", b"Content-Length: 0x5",
+            b"Content-Length: 5 5", b"Content-Length:", b"Content-Length: 99999999999999999999",
+        )),
         CHUNKED + b"Content-Length: 5\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
         PUT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        *(PUT + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n" for coding in (
+            b"chunked\r\nTransfer-Encoding: chunked", b"gzip, chunked", b"chunked, identity", b"xchunked",
+            b", chunked", b"chunked;q=1", b"gzip\r\nTransfer-Encoding: chunked", b"\x0bchunked",
+        )),
         PUT + b"Transfer-Encoding: identity\r\n\r\n",
-        PUT + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: , chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        PUT + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
         b"PUT /a HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5 \r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n 5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n0x5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n-5\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\n12345\n0\n\n",
-        CHUNKED + b"\r\n5\r\n123456\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345" + b"0\r\n\r\n",
-        CHUNKED + b"\r\nfffffffffffffffff\r\n12345\r\n0\r\n\r\n",
-        CHUNKED + b"\r\n5\r\n12345\r\n0\r\nX-Fence-Token: 5\r\n\r\n",
-    ]
+        *(CHUNKED + b"\r\n" + chunks for chunks in (
+            b"5 \r\n12345\r\n0\r\n\r\n", b" 5\r\n12345\r\n0\r\n\r\n", b"0x5\r\n12345\r\n0\r\n\r\n",
+            b"-5\r\n12345\r\n0\r\n\r\n", b"5\n12345\n0\n\n", b"5\r\n123456\r\n0\r\n\r\n", b"5\r\n123450\r\n\r\n",
+            b"fffffffffffffffff\r\n12345\r\n0\r\n\r\n", b"5\r\n12345\r\n0\r\nX-Fence-Token: 5\r\n\r\n",
+        )),
+    ]  # fmt: skip
     for data in refused:
         read, statuses = await by_gateway(recorded, data + NEXT, size)
         if read or statuses != [400]:
@@ -603,7 +551,6 @@ async def test_a_head_that_is_refused_is_answered_without_a_body(recorded: tuple
 
 # Clients that close the connection, or their half of it, before they are answered.
 
-
 ROW = "/v1/data/orders/order-123"
 
 
@@ -619,8 +566,16 @@ def request(method: str, path: str, body: object = None, token: int | None = Non
 class Holder:
     """A session that has locked the row, and another one that looks on."""
 
-    session: asyncpg.Connection
-    observer: asyncpg.Connection
+    session: Connection
+    observer: Connection
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, dsn: str, rows: str) -> AsyncIterator["Holder"]:
+        """Lock the orders of this condition."""
+        statement = f"SELECT FROM orders WHERE {rows} FOR UPDATE"
+        async with holding(dsn, statement) as session, connection_to(dsn) as observer:
+            yield cls(session, observer)
 
     async def is_waited_for(self) -> None:
         await blocks_another_session(self.session, self.observer)
@@ -631,11 +586,8 @@ class Holder:
 
 @pytest.fixture
 async def holder(gateway_url: str, shared: DemoGateway) -> AsyncIterator[Holder]:  # noqa: ARG001 - it makes the row
-    session, observer = await asyncpg.connect(shared.dsn), await asyncpg.connect(shared.dsn)
-    await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
-    yield Holder(session, observer)
-    await session.close()
-    await observer.close()
+    async with Holder.of(shared.dsn, "order_id = 'order-123'") as holder:
+        yield holder
 
 
 WRITES = [request("PATCH", ROW, {"note": str(token)}, token) for token in (1301, 1302, 1303)]
@@ -709,19 +661,15 @@ async def test_who_has_gone_waits_for_no_lock_whatever_it_sent_behind_the_reques
 ) -> None:
     lease = (await post(http, "G", ttl_ms=3_600_000)).json()
 
-    async def waiters() -> int:
+    async def waiters(count: int) -> bool:
         (lock,) = (await http.get("/v1/locks?name=G")).json()
-        return len(lock["waiters"])
+        return len(lock["waiters"]) == count
 
     await raw.send(request("POST", "/v1/leases", {"lock": "G", "wait_ms": 60_000, "ttl_ms": 3_600_000}) + behind)
-    await eventually(waiters, what="the waiter")
+    await eventually(lambda: waiters(1), what="the waiter")
     await raw.send(later)
     end(raw)
-
-    async def nobody() -> bool:
-        return not await waiters()
-
-    await eventually(nobody, what="the queue without it")
+    await eventually(lambda: waiters(0), what="the queue without it")
     await release(http, lease)
     assert (await post(http, "G")).status_code == 201
     if not raw.writer.is_closing():
@@ -739,7 +687,6 @@ async def test_a_stream_ends_when_its_client_has_gone_whatever_it_sent_behind_th
 
 
 # The admin port: figures and details are there, and nowhere else; nothing else is there.
-
 
 ADMIN = ("--admin-port", "0")
 
@@ -788,9 +735,7 @@ async def test_what_is_on_which_port(demo_database: str, short_dir: Path, worker
         assert (await gate.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 421
 
 
-async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(
-    demo_database: str, short_dir: Path
-) -> None:
+async def test_clients_with_all_connections_or_no_key_keep_no_operator_out(demo_database: str, short_dir: Path) -> None:
     on = ("--database-url", demo_database, *ADMIN)
     given = ("--max-connections", "3", "--jwt-secret", SECRET, "--jwt-role-claim-key", "")
     head = "GET /v1/elections/events?name=x HTTP/1.1\r\nHost: localhost\r\n"
@@ -832,7 +777,6 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 # Which host a request names, and which pages of the web may send one.
 
-
 LEASE = {"lock": "nightly", "ttl_ms": 3_600_000, "owner": "me"}
 
 
@@ -846,31 +790,23 @@ async def test_another_host_is_421(gateway_url: str) -> None:
 
 async def test_a_request_has_one_host(gateway_url: str) -> None:
     for version, hosts, status in (
-        ("1.1", "", 400),
-        ("1.1", "Host: localhost\r\nHost: localhost\r\n", 400),
+        ("1.1", "", 400), ("1.1", "Host: localhost\r\nHost: localhost\r\n", 400),
         ("1.1", "Host: localhost\r\nHost: evil.example\r\n", 400),
-        ("1.0", "Host: localhost\r\nHost: evil.example\r\n", 400),
-        ("1.1", "Host: a b\r\n", 400),
-        ("1.1", "Host: \r\n", 400),
-        ("1.1", "Host: localhost@evil.example\r\n", 400),
-        ("1.0", "", 200),
+        ("1.0", "Host: localhost\r\nHost: evil.example\r\n", 400), ("1.1", "Host: a b\r\n", 400),
+        ("1.1", "Host: \r\n", 400), ("1.1", "Host: localhost@evil.example\r\n", 400), ("1.0", "", 200),
         ("1.0", "Host: evil.example\r\n", 421),
-    ):
+    ):  # fmt: skip
         answer = await ask(gateway_url, f"GET /v1/data/orders HTTP/{version}\r\n{hosts}\r\n".encode())
         assert answer.status == status, (version, hosts, status)
 
 
 async def test_a_page_of_another_site_may_not_write(http: httpx.AsyncClient) -> None:
     for headers in (
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+        {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost:1"},
         [("Origin", "https://evil.example"), ("Origin", "https://evil.example")],
-        [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-origin")],
-        {"Sec-Fetch-Site": "Cross-Site"},
-    ):
+        [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-origin")], {"Sec-Fetch-Site": "Cross-Site"},
+    ):  # fmt: skip
         for method, path in (("POST", "/v1/leases"), ("PATCH", "/v1/data/orders/order-123")):
             answer = await http.request(method, path, json=LEASE, headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (403, "FP032"), (method, path)
@@ -883,7 +819,7 @@ async def test_the_origin_null_is_no_host_of_a_request_without_one(gateway_url: 
     assert (answer.status, answer.body["code"]) == (403, "FP032")
 
 
-async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, start_gateway: Start) -> None:
     url = await start_gateway(
         demo_database, cors_origins="https://shop.example", allowed_hosts="Shop.example, 10.0.0.5"
     )
@@ -914,7 +850,6 @@ async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, s
 
 
 # SIGTERM under keep-alive: no request of which a byte had arrived stays without an answer.
-
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 REQUEST = HEAD + b"\r\n"
@@ -993,9 +928,7 @@ async def test_an_idle_connection_may_be_used_once_more_and_a_request_that_has_b
 
 @pytest.mark.long("gateways that stop, and databases that hang")
 @workers
-async def test_clients_that_ask_again_and_again_miss_no_answer(
-    workers: str, short_dir: Path, connected: Connected
-) -> None:
+async def test_clients_that_ask_for_ever_miss_no_answer(workers: str, short_dir: Path, connected: Connected) -> None:
     async with serving_process(short_dir, "--workers", workers) as gateway:
         answered, lost = itertools.count(), []
         busy = asyncio.Event()

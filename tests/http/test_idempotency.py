@@ -7,18 +7,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 import redis.asyncio
 from tests.conformance.benches import redis_server
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, blocks_another_session, connection_to, holding
 from tests.support.postgres import ReadyMade
 from tests.support.shops import Shop, running_shop
 
@@ -28,7 +26,6 @@ from fencepost.testing.servers.processes import eventually, free_port
 
 # Idempotency-Key over real HTTP (R16): what landed is answered again; nothing happens twice.
 
-
 _tokens = itertools.count(100)
 
 
@@ -36,18 +33,6 @@ _tokens = itertools.count(100)
 def shop(databases: ReadyMade) -> Iterator[Shop]:
     with running_shop(databases, lock_timeout=3) as shop:
         yield shop
-
-
-@asynccontextmanager
-async def holding(shop: Shop, statement: str, *arguments: object) -> AsyncIterator[Connection]:
-    """Run a statement in a transaction that stays open, and is rolled back at the end unless that was done before."""
-    connection = await asyncpg.connect(shop.dsn)
-    try:
-        await connection.execute("BEGIN")
-        await connection.execute(statement, *arguments)
-        yield connection
-    finally:
-        await connection.close()
 
 
 def under(key: str) -> dict[str, str]:
@@ -126,11 +111,9 @@ async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Ap
 async def test_a_refusal_is_not_stored(api: Api, shop: Shop) -> None:
     row, key = await shop.order(mark=10), uuid.uuid4().hex
     for token, body, expected in (
-        (10, {"status": "paid"}, (409, "FP002")),
-        (9, {"status": "paid"}, (409, "FP001")),
-        (20, {"quantity": "many"}, (400, "22P02")),
-        (20, {"status": "bad"}, (400, "23514")),
-    ):
+        (10, {"status": "paid"}, (409, "FP002")), (9, {"status": "paid"}, (409, "FP001")),
+        (20, {"quantity": "many"}, (400, "22P02")), (20, {"status": "bad"}, (400, "23514")),
+    ):  # fmt: skip
         assert code(await api.ask("PATCH", f"data/orders/{row}", body, token=token, headers=under(key))) == expected, (
             token
         )
@@ -143,11 +126,9 @@ async def test_a_key_of_another_request_is_422(api: Api, shop: Shop) -> None:
     for method, path_of_row, body_of_row in (
         ("PATCH", "data/orders/{key}", {"status": "other"}),
         ("PATCH", "data/orders/{key}?select=order_id", {"status": "paid"}),
-        ("PUT", "data/orders/{key}", {"status": "paid"}),
-        ("PATCH", "data/orders/other", {"status": "paid"}),
-        ("PATCH", "data/leased/{key}", {"n": 1}),
-        ("POST", "claims", {"resource": "orders/{key}"}),
-    ):
+        ("PUT", "data/orders/{key}", {"status": "paid"}), ("PATCH", "data/orders/other", {"status": "paid"}),
+        ("PATCH", "data/leased/{key}", {"n": 1}), ("POST", "claims", {"resource": "orders/{key}"}),
+    ):  # fmt: skip
         row, key = await shop.order(mark=10), uuid.uuid4().hex
         path, body = path_of_row.replace("{key}", row), filled(body_of_row, row)
         first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))
@@ -159,14 +140,10 @@ async def test_a_key_of_another_request_is_422(api: Api, shop: Shop) -> None:
 async def test_a_key_in_flight_is_409_at_once_and_answered_afterwards(api: Api, shop: Shop) -> None:
     row, key = await shop.order(mark=10), uuid.uuid4().hex
     body, headers = {"status": "paid"}, under(key)
-    async with holding(shop, "SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE", row) as holder:
+    locked = "SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE"
+    async with holding(shop.dsn, locked, row) as holder, connection_to(shop.dsn) as observer:
         first = asyncio.create_task(api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers))
-
-        async def waits() -> bool:
-            waited_for = "SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
-            return bool(await shop.sql(waited_for, holder.get_server_pid()))
-
-        await eventually(waits, what="the first request having its key, and waiting for the row")
+        await blocks_another_session(holder, observer)
         second = await api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers)
         assert code(second) == (409, "FP013")
         assert not first.done()
@@ -202,30 +179,26 @@ async def test_a_key_that_is_none_is_400(api: Api, shop: Shop) -> None:
 
 
 async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
-    connection = await asyncpg.connect(shop.dsn)
-    try:
-        await protect(connection, "numbered", requires_key=True)
-        await eventually(lambda: _is_refused(api), what="the gateway having heard of it")
-        for method, path, body in (
-            ("PATCH", "data/numbered/1", {"label": "x"}),
-            ("PUT", "data/numbered/1", {"label": "x"}),
-            ("DELETE", "data/numbered/1", None),
-            ("POST", "data/numbered", {"id": 1}),
-            ("PATCH", "data/numbered?id=eq.1", {"label": "x"}),
-            ("DELETE", "data/numbered?id=eq.1", None),
-            ("POST", "claims", {"resource": "numbered/1"}),
-        ):
-            answer = await api.ask(method, path, body, token=20)
-            assert code(answer) == (400, "FP016"), (method, path)
-            assert "Idempotency-Key" in answer.json()["detail"], (method, path)
-        keyed = await api.ask("PUT", "data/numbered/1", {"label": "x"}, token=20, headers=under(uuid.uuid4().hex))
-        assert keyed.status_code == 201
-        await protect(connection, "numbered")
-        required = await connection.fetchval("SELECT requires_key FROM fencepost.protected WHERE name = 'numbered'")
-        assert required, "protecting again keeps what is not named"
-    finally:
-        await protect(connection, "numbered", requires_key=False)
-        await connection.close()
+    async with connection_to(shop.dsn) as connection:
+        try:
+            await protect(connection, "numbered", requires_key=True)
+            await eventually(lambda: _is_refused(api), what="the gateway having heard of it")
+            for method, path, body in (
+                ("PATCH", "data/numbered/1", {"label": "x"}), ("PUT", "data/numbered/1", {"label": "x"}),
+                ("DELETE", "data/numbered/1", None), ("POST", "data/numbered", {"id": 1}),
+                ("PATCH", "data/numbered?id=eq.1", {"label": "x"}), ("DELETE", "data/numbered?id=eq.1", None),
+                ("POST", "claims", {"resource": "numbered/1"}),
+            ):  # fmt: skip
+                answer = await api.ask(method, path, body, token=20)
+                assert code(answer) == (400, "FP016"), (method, path)
+                assert "Idempotency-Key" in answer.json()["detail"], (method, path)
+            keyed = await api.ask("PUT", "data/numbered/1", {"label": "x"}, token=20, headers=under(uuid.uuid4().hex))
+            assert keyed.status_code == 201
+            await protect(connection, "numbered")
+            required = await connection.fetchval("SELECT requires_key FROM fencepost.protected WHERE name = 'numbered'")
+            assert required, "protecting again keeps what is not named"
+        finally:
+            await protect(connection, "numbered", requires_key=False)
 
 
 async def _is_refused(api: Api) -> bool:
@@ -233,7 +206,6 @@ async def _is_refused(api: Api) -> bool:
 
 
 # The worker of docs/combining.md, as it stands: a lock that drops, a queue that orders, a fence with the last word.
-
 
 PAGE = (Path(__file__).parents[2] / "docs" / "combining.md").read_text("utf-8")
 (WORKER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -250,7 +222,7 @@ CREATE TRIGGER log_effect AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION l
 class Running:
     """Where the worker's servers are."""
 
-    database: asyncpg.Connection
+    database: Connection
     redis: redis.asyncio.Redis
     script: str
 
@@ -263,11 +235,8 @@ class Running:
 
     async def appended(self) -> int:
         """Count the messages that were ever in the queue, once all of them are decided."""
-
-        async def empty() -> bool:
-            return not await self.database.fetchval("SELECT EXISTS (SELECT FROM fencepost.queued)")
-
-        await eventually(empty, what="an empty queue")
+        none = "SELECT NOT EXISTS (SELECT FROM fencepost.queued)"
+        await eventually(lambda: self.database.fetchval(none), what="an empty queue")
         count: int = await self.database.fetchval("SELECT sum(e) FROM fencepost.queue_state(), unnest(ends) AS e")
         return count
 
@@ -276,17 +245,15 @@ class Running:
 
 
 @pytest.fixture
-async def running(demo_database: str, start_gateway: StartGateway, tmp_path: Path) -> AsyncIterator[Running]:
+async def running(demo_database: str, start_gateway: Start, tmp_path: Path) -> AsyncIterator[Running]:
     await asyncio.to_thread(run_command, demo_database, *PROTECT.split())
     port = free_port()
     with redis_server(tmp_path / "redis", port):
         gateway = await start_gateway(demo_database)
         script = WORKER.replace("http://127.0.0.1:8080", gateway).replace("6379", str(port))
-        connection = await asyncpg.connect(demo_database)
-        await connection.execute(LOG)
-        async with redis.asyncio.Redis(port=port) as client:
+        async with connection_to(demo_database) as connection, redis.asyncio.Redis(port=port) as client:
+            await connection.execute(LOG)
             yield Running(connection, client, script)
-        await connection.close()
 
 
 @pytest.mark.long("pages that run with Redis")

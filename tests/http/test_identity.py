@@ -11,7 +11,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import (
     EC,
     LOGIN,
@@ -54,38 +54,25 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs.
 
-
 ROUTES = [
-    ("GET", "/v1/data/orders", "read"),
-    ("GET", "/v1/data/orders/order-123", "read"),
-    ("HEAD", "/v1/data/orders", "read"),
-    ("POST", "/v1/data/orders", "write"),
-    ("PATCH", "/v1/data/orders/order-123", "write"),
-    ("PUT", "/v1/data/orders/order-123", "write"),
-    ("DELETE", "/v1/data/orders/order-123", "write"),
-    ("GET", "/v1/fences?resource=orders/order-123", "read"),
-    ("POST", "/v1/claims", "write"),
-    ("POST", "/v1/batch", "write"),
-    ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"),
-    ("POST", "/v1/leases", "lock"),
-    ("DELETE", "/v1/leases", "lock"),
-    ("GET", "/v1/leases/1", "lock"),
-    ("POST", "/v1/leases/1/renew", "lock"),
-    ("POST", "/v1/leases/1/tokens", "lock"),
-    ("DELETE", "/v1/leases/1", "lock"),
-    ("GET", "/v1/locks", "lock"),
-    ("GET", "/v1/locks/x", "lock"),
-    ("GET", "/v1/elections", "lock"),
-    ("GET", "/v1/elections/x", "lock"),
+    ("GET", "/v1/data/orders", "read"), ("GET", "/v1/data/orders/order-123", "read"),
+    ("HEAD", "/v1/data/orders", "read"), ("POST", "/v1/data/orders", "write"),
+    ("PATCH", "/v1/data/orders/order-123", "write"), ("PUT", "/v1/data/orders/order-123", "write"),
+    ("DELETE", "/v1/data/orders/order-123", "write"), ("GET", "/v1/fences?resource=orders/order-123", "read"),
+    ("POST", "/v1/claims", "write"), ("POST", "/v1/batch", "write"),
+    ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"), ("POST", "/v1/leases", "lock"),
+    ("DELETE", "/v1/leases", "lock"), ("GET", "/v1/leases/1", "lock"), ("POST", "/v1/leases/1/renew", "lock"),
+    ("POST", "/v1/leases/1/tokens", "lock"), ("DELETE", "/v1/leases/1", "lock"), ("GET", "/v1/locks", "lock"),
+    ("GET", "/v1/locks/x", "lock"), ("GET", "/v1/elections", "lock"), ("GET", "/v1/elections/x", "lock"),
     ("GET", "/v1/elections/events?names=x", "lock"),
-]
+]  # fmt: skip
 NAMED = ["/openapi.json", "/metrics", "/v1", "/v1/nothing", "/nothing", "/healthz/", "/v1/data", "/docs/x"]
 OPEN = ["/healthz", "/docs", "/docs/assets/docs.js", "/problems", "/problems/stale-token", "/readyz", "/"]
 ALL = [*((method, path) for method, path, _ in ROUTES), *(("GET", path) for path in NAMED)]
 
 
 @asynccontextmanager
-async def gateway(start: StartGateway, database: str, **settings: object) -> AsyncIterator[Api]:
+async def gateway(start: Start, database: str, **settings: object) -> AsyncIterator[Api]:
     given = {"jwt_secret": SECRET, "jwt_role_claim_key": ""} | settings
     async with Api.open(await start(database, **given)) as api:
         yield api
@@ -115,12 +102,9 @@ async def test_a_request_without_a_token_is_401_on_every_route(api: Api) -> None
 
 async def test_a_path_that_is_spelled_another_way_is_not_open(api: Api) -> None:
     for path in (
-        b"/v1/data/../../healthz",
-        b"/v1/data/orders/..%2F..%2Fhealthz",
-        b"/healthz%2f..%2fmetrics",
-        b"/%2e/metrics",
+        b"/v1/data/../../healthz", b"/v1/data/orders/..%2F..%2Fhealthz", b"/healthz%2f..%2fmetrics", b"/%2e/metrics",
         b"//healthz",
-    ):
+    ):  # fmt: skip
         assert (await api.raw("GET", path)).status == 401, path
 
 
@@ -154,11 +138,9 @@ async def test_a_known_caller_is_served_on_both_stacks(api: Api) -> None:
 
 async def test_a_token_that_is_not_accepted_is_401(api: Api) -> None:
     refused = {
-        "expired": (token(exp=1), "it has expired"),
-        "none": (forged({"alg": "none"}, claims()), "alg"),
-        "not a token": ("abc", "no credential of a kind"),
-        "too long": ("x" * 9000, "more than 8192 bytes"),
-    }
+        "expired": (token(exp=1), "it has expired"), "none": (forged({"alg": "none"}, claims()), "alg"),
+        "not a token": ("abc", "no credential of a kind"), "too long": ("x" * 9000, "more than 8192 bytes"),
+    }  # fmt: skip
     for credential, why in refused.values():
         for method, path in (("GET", "/v1/data/orders"), ("GET", "/v1/locks"), ("GET", "/readyz"), ("GET", "/")):
             answer = await api.http.request(method, path, headers=bearer(credential))
@@ -207,9 +189,7 @@ async def test_a_lease_that_claims_needs_both_scopes(api: Api) -> None:
     assert both.status_code == 201
 
 
-async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
-    demo_database: str, start_gateway: StartGateway
-) -> None:
+async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(demo_database: str, start_gateway: Start) -> None:
     async with connection_to(demo_database) as connection:
         if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anon_of_tests')"):
             await connection.execute("CREATE ROLE anon_of_tests")
@@ -227,7 +207,7 @@ async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
 
 
 async def test_a_preflight_is_answered_and_the_request_after_it_needs_a_token(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     async with gateway(start_gateway, demo_database, cors_origins="https://shop.example") as api:
         origin = {"Origin": "https://shop.example"}
@@ -241,7 +221,7 @@ async def test_a_preflight_is_answered_and_the_request_after_it_needs_a_token(
         assert "WWW-Authenticate" in answer.headers["access-control-expose-headers"]
 
 
-async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway: Start) -> None:
     async with jwks_server(public(RSA)) as server:
         server.says = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
         async with gateway(start_gateway, demo_database, jwt_secret=None, jwt_jwks=server.url) as api:
@@ -254,7 +234,7 @@ async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway
 
 
 @pytest.fixture
-async def alone(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def alone(demo_database: str, start_gateway: Start) -> AsyncIterator[Api]:
     """Give a gateway that nobody was refused at: of many refusals a second not all are logged."""
     async with gateway(start_gateway, demo_database) as api:
         yield api
@@ -283,7 +263,7 @@ async def test_a_queued_write_is_found_by_its_whole_id_only(api: Api) -> None:
     assert (guessed.status_code, guessed.json()["code"]) == (404, "FP029")
 
 
-async def test_the_document_says_how_to_authenticate(api: Api, demo_database: str, start_gateway: StartGateway) -> None:
+async def test_the_document_says_how_to_authenticate(api: Api, demo_database: str, start_gateway: Start) -> None:
     document = (await api.http.get("/openapi.json", headers=bearer(token()))).json()
     assert document["security"] == [{"token": []}]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
@@ -300,7 +280,6 @@ async def test_the_document_says_how_to_authenticate(api: Api, demo_database: st
 
 
 # API keys at live gateways: who is let in, and how soon a key that has changed is refused everywhere.
-
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
 SOON = 10.0
@@ -324,7 +303,6 @@ async def owner(served: list[DemoGateway]) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 async def gateways(served: list[DemoGateway]) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """Give a client of each of the two."""
     async with AsyncExitStack() as stack:
         clients = [httpx.AsyncClient(base_url=each.url, timeout=PATIENCE, trust_env=False) for each in served]
         yield [await stack.enter_async_context(client) for client in clients]
@@ -464,7 +442,6 @@ async def test_all_workers_know_and_no_log_has_the_key(
 
 # Streams and waits end with the caller's token: its time, its API key, or its JWT's key in the JWKS.
 
-
 STREAM = {"Accept": "text/event-stream"}
 ELECTION = "/v1/elections/events?name=eu"
 
@@ -588,7 +565,6 @@ async def test_it_ends_with_the_time_of_the_callers_token(
 
 # Claims as Supabase's and PostgREST's JWTs have them, and the policy that docs/roles.md gives for them.
 
-
 PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 SQL = re.compile(r"<!-- run by tests/http/test_identity.py -->\n```sql\n(.*?)```", re.DOTALL)
 ROLES = """
@@ -653,15 +629,12 @@ async def test_a_policy_with_auth_uid_gives_each_user_its_own_rows(notes: str) -
 # Requests whose caller has a role of the database, by HTTP. Who the caller is says a header here, by a stand-in for
 # the authenticator; all else is the product.
 
-
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}; GRANT SELECT ON orders TO {READER};
 CREATE ROLE t_plain"""
 
 
 class FromHeader:
-    """Stands in for the authenticator."""
-
     def __init__(self, app: Any) -> None:
         self.app = app
 
@@ -701,17 +674,13 @@ def ask_as(role: str, token: int = 40, **more: str) -> dict[str, str]:
 
 
 REQUESTS: dict[str, tuple[str, str, object]] = {
-    "GET row": ("GET", "/v1/data/orders/k", None),
-    "GET rows": ("GET", "/v1/data/orders", None),
-    "PATCH": ("PATCH", "/v1/data/orders/k", {"n": 1}),
-    "PATCH rows": ("PATCH", "/v1/data/orders?n=eq.0", {"n": 1}),
-    "PUT": ("PUT", "/v1/data/orders/k", {"n": 1}),
-    "POST": ("POST", "/v1/data/orders", {"order_id": "n"}),
-    "DELETE": ("DELETE", "/v1/data/orders/k", None),
-    "claim": ("POST", "/v1/claims", {"resource": "orders/k"}),
+    "GET row": ("GET", "/v1/data/orders/k", None), "GET rows": ("GET", "/v1/data/orders", None),
+    "PATCH": ("PATCH", "/v1/data/orders/k", {"n": 1}), "PATCH rows": ("PATCH", "/v1/data/orders?n=eq.0", {"n": 1}),
+    "PUT": ("PUT", "/v1/data/orders/k", {"n": 1}), "POST": ("POST", "/v1/data/orders", {"order_id": "n"}),
+    "DELETE": ("DELETE", "/v1/data/orders/k", None), "claim": ("POST", "/v1/claims", {"resource": "orders/k"}),
     "fences": ("GET", "/v1/fences?resource=orders/k", None),
     "lease": ("POST", "/v1/leases", {"locks": ["l"], "ttl_ms": 60000, "claim": ["orders/k"]}),
-}
+}  # fmt: skip
 
 
 LOCK = {"locks": ["l"], "ttl_ms": 60000}
@@ -757,13 +726,9 @@ async def test_a_role_writes_and_without_a_caller_the_login_acts_as_before(dsn: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "starts"),
-    [({}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)],
-    ids=str,
+    ("settings", "starts"), [({}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)], ids=str
 )
-async def test_a_superusers_login_needs_a_list_of_roles(
-    database: str, settings: dict[str, object], *, starts: bool
-) -> None:
+async def test_a_superuser_needs_a_list_of_roles(database: str, settings: dict[str, object], *, starts: bool) -> None:
     """A JWT could name any role there."""
     opened = serving_roles(database, jwt_secret="x" * 32, **settings)
     if starts:

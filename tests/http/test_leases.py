@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process, serving_process
+from tests.support.interleave import Connection, connection_to, holding
 from tests.support.lease_gateways import (
     SECRETS,
     TIME,
@@ -37,6 +37,7 @@ from tests.support.use_cases import streaming
 
 from fencepost.server.http.app import SYSTEM
 from fencepost.server.ops.embedded import PostgresServer
+from fencepost.testing.servers.postgres import run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # Leases and locks over real HTTP: a lease's life, who waits, what is shown of both, and what is refused.
@@ -110,11 +111,9 @@ async def test_a_claim_comes_with_the_grant_or_refuses_it(api: Api, shop: Shop) 
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=given["token"])).status_code == 200
     assert (await api.ask("GET", f"leases/{given['lease_id']}")).json()["claims"] == [f"orders/{key}"]
     for wanted, refusal in (
-        ("diary/1", (403, "FP005")),
-        ("nowhere/1", (404, "FP007")),
-        ("items/one", (400, "FP016")),
+        ("diary/1", (403, "FP005")), ("nowhere/1", (404, "FP007")), ("items/one", (400, "FP016")),
         (f"orders/{late}", (409, "FP008")),
-    ):
+    ):  # fmt: skip
         name = new_name()
         answer = await acquire(api, name, claim=[wanted])
         assert code(answer) == refusal, wanted
@@ -308,11 +307,9 @@ async def test_a_secret_that_cannot_be_one_is_400_and_is_not_repeated(api: Api) 
     for values in ([b"x" * 21], [b"y" * 257], [b"has a space in the middle"], [fine, fine], [b""]):
         headers = [(b"X-Lease-Secret", value) for value in values]
         for method, where, sent in (
-            ("POST", b"/v1/leases", body),
-            ("POST", path + b"/renew", b""),
-            ("POST", path + b"/tokens", b""),
+            ("POST", b"/v1/leases", body), ("POST", path + b"/renew", b""), ("POST", path + b"/tokens", b""),
             ("DELETE", path, b""),
-        ):
+        ):  # fmt: skip
             raw = await api.raw(method, where, sent, headers=headers)
             assert raw.status == 400, (method, where, values)
             assert raw.json()["detail"].startswith("X-Lease-Secret: "), method
@@ -344,7 +341,6 @@ async def test_an_id_that_no_lease_can_have_is_answered_without_the_database(
 
 
 # A source in a package of its own: installed as pip does it, found by its entry point.
-
 
 PACKAGE = Path(__file__).parents[1] / "third_party"
 
@@ -408,12 +404,9 @@ async def test_the_leader_is_the_holder_of_the_elections_lock_and_its_term_the_l
     answered = await election(http, "jobs/nightly")
     assert answered["leader"].pop("remaining_ms") <= 60_000
     assert answered["leader"] == {
-        "term": first["lease_id"],
-        "owner": "a",
-        "lease_id": first["lease_id"],
-        "since": first["granted_at"],
+        "term": first["lease_id"], "owner": "a", "lease_id": first["lease_id"], "since": first["granted_at"],
         "expires_at": first["expires_at"],
-    }
+    }  # fmt: skip
     await release(http, first)
     assert await election(http, "jobs/nightly") == without_leader
     second = await elected(http, "jobs/nightly", "b", claim=["orders/order-123"])
@@ -473,14 +466,8 @@ async def test_head_of_a_stream_ends_and_looks_at_no_token(http: httpx.AsyncClie
 
 async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
     queries = (
-        "",
-        "?name=",
-        "?name=a&name=b",
-        "?name=a&limit=1",
-        "?name=%00",
-        "?name=" + "x" * 504,
-        "?name=a&source=no",
-    )
+        "", "?name=", "?name=a&name=b", "?name=a&limit=1", "?name=%00", "?name=" + "x" * 504, "?name=a&source=no",
+    )  # fmt: skip
     for query in queries:
         for path in ("/v1/elections/events", "/v1/elections")[: 2 if query else 1]:
             answer = await http.get(f"{path}{query}")
@@ -506,18 +493,17 @@ async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, sh
 
 # What takes long does not keep leases from their renewals, nor one caller's requests those of others.
 
-
 LOCK = 4711
 SLOW = f"""
 CREATE FUNCTION public.waits(v text) RETURNS text LANGUAGE plpgsql AS
   $$ BEGIN PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN v; END $$;
 CREATE VIEW public.slow AS SELECT public.waits(order_id) AS order_id FROM public.orders
 """
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+WAITING = "SELECT count(*) = $1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
 LEASE = {"lock": "nightly", "ttl_ms": 60_000, "owner": "me"}
 
 
-WAITS_FOR_ROWS = """SELECT count(*) FROM pg_stat_activity
+WAITS_FOR_ROWS = """SELECT count(*) = $1 FROM pg_stat_activity
  WHERE wait_event_type = 'Lock' AND wait_event <> 'advisory' AND datname = current_database()"""
 
 
@@ -528,13 +514,14 @@ def client_at(address: str, url: str) -> httpx.AsyncClient:
 
 
 async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
-    operator, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
-    await operator.execute(SLOW)
+    await run_on(demo_database, SLOW)
     settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
     async with (
+        connection_to(demo_database) as operator,
+        connection_to(demo_database) as keeper,
         client_at("127.0.0.1", url) as client,
         client_at("127.0.0.2", url) as reader,
         client_at("127.0.0.3", url) as third,
@@ -548,16 +535,9 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
             for n, one in ((3, client), (4, third))  # one caller has one of the two turns at rows
         ]
 
-        async def two_wait_for_rows() -> bool:
-            return bool(await operator.fetchval(WAITS_FOR_ROWS) == 2)
-
-        await eventually(two_wait_for_rows, what="two writes that wait for rows")
+        await eventually(lambda: operator.fetchval(WAITS_FOR_ROWS, 2), what="two writes that wait for rows")
         asked += [asyncio.create_task(reader.get("/data/slow")) for _ in range(4)]
-
-        async def two_read() -> bool:
-            return bool(await operator.fetchval(WAITING) == 2)
-
-        await eventually(two_read, what="two reads that hold a connection")
+        await eventually(lambda: operator.fetchval(WAITING, 2), what="two reads that hold a connection")
         async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
             secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
             for _ in range(3):
@@ -577,24 +557,17 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         await keeper.execute("ROLLBACK")
         await operator.execute(f"SELECT pg_advisory_unlock({LOCK})")
         assert {(await each).status_code for each in asked} == {200}
-    await operator.close()
-    await keeper.close()
 
 
 async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
-    operator = await asyncpg.connect(demo_database)
-    await operator.execute(SLOW)
+    await run_on(demo_database, SLOW)
     url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=2)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
+    async with connection_to(demo_database) as operator, client_at("127.0.0.1", url) as client:
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         first = asyncio.create_task(client.get("/data/slow"))
-
-        async def waits() -> bool:
-            return bool(await operator.fetchval(WAITING))
-
-        await eventually(waits, what="a read that waits")
+        await eventually(lambda: operator.fetchval(WAITING, 1), what="a read that waits")
         refused = await client.get("/data/orders")
         assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "FP010", "1")
         assert "127.0.0.1 has as many as one may have, the rest is for others" in refused.json()["detail"]
@@ -605,15 +578,14 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
         await operator.execute(f"SELECT pg_advisory_unlock({LOCK})")
         assert (await first).status_code == 200
         assert (await client.get("/data/orders")).status_code == 200
-    await operator.close()
 
 
 @dataclass
 class Held:
     """A gateway, a row that is locked, and two callers."""
 
-    owner: asyncpg.Connection
-    keeper: asyncpg.Connection
+    owner: Connection
+    keeper: Connection
     one: httpx.AsyncClient
     other: httpx.AsyncClient
 
@@ -625,26 +597,24 @@ class Held:
         """
         asked = [asyncio.ensure_future(ask()) for _ in range(8)]
 
-        async def all_wait() -> bool:
-            return bool(await self.owner.fetchval(WAITS_FOR_ROWS) == held)
-
-        await eventually(all_wait, what=f"{held} requests that wait for the row")
+        await eventually(lambda: self.owner.fetchval(WAITS_FOR_ROWS, held), what=f"{held} requests that wait")
         answer = await others()
-        assert await all_wait(), "no more than these"
+        assert await self.owner.fetchval(WAITS_FOR_ROWS, held), "no more than these"
         await self.keeper.execute("ROLLBACK")
         return [answer.status_code, *sorted({(await each).status_code for each in asked})]
 
 
 @pytest.fixture
-async def held(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Held]:
-    owner, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
+async def held(demo_database: str, start_gateway: Start) -> AsyncIterator[Held]:
     pools = {"pool_size": 8, "lease_pool_size": 6, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **pools, statement_timeout=600)
-    async with client_at("127.0.0.1", url) as one, client_at("127.0.0.2", url) as other:
-        await keeper.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+    async with (
+        connection_to(demo_database) as owner,
+        holding(demo_database, "SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE") as keeper,
+        client_at("127.0.0.1", url) as one,
+        client_at("127.0.0.2", url) as other,
+    ):
         yield Held(owner, keeper, one, other)
-    await owner.close()
-    await keeper.close()
 
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -694,23 +664,22 @@ async def test_renewals_of_one_caller_leave_connections_to_those_of_others(held:
 
 
 async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
-    owner = await asyncpg.connect(demo_database)
-    await owner.execute(
+    await run_on(
+        demo_database,
         "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';"
-        "CREATE TRIGGER slowly BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slowly()"
+        "CREATE TRIGGER slowly BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slowly()",
     )
     url = await start_gateway(demo_database, statement_timeout=2)
-    before = await owner.fetch("SELECT * FROM orders ORDER BY order_id")
     lines = "\n".join(LINE.replace("77", str(token)) % "123" for token in range(100, 120))
-    async with client_at("127.0.0.1", url) as client:
+    async with connection_to(demo_database) as owner, client_at("127.0.0.1", url) as client:
+        before = await owner.fetch("SELECT * FROM orders ORDER BY order_id")
         late = await client.post("/batch?atomic=true", content=lines, headers=NDJSON)
         assert (late.status_code, late.json()["code"]) == (503, "57014"), late.text
         assert "the batch took more than 2 s" in late.json()["detail"]
         assert await owner.fetch("SELECT * FROM orders ORDER BY order_id") == before
         assert (await client.post("/batch?atomic=true", content=LINE % "123", headers=NDJSON)).status_code == 200
-    await owner.close()
 
 
 async def waiting(client: httpx.AsyncClient) -> int:
@@ -719,7 +688,7 @@ async def waiting(client: httpx.AsyncClient) -> int:
 
 
 async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: Start
 ) -> None:
     limits = {"max_waiters_per_caller": 1, "max_watchers_per_caller": 1, "max_waiters": 2}
     url = await start_gateway(demo_database, **limits)

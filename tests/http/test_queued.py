@@ -15,11 +15,11 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.test_queued_roles import Stage, decider, stage
-from tests.support.asking import LOGIN, OTHER, WEB, Api, Queued, another_log, caller, code, queueing
-from tests.support.consuming import write
+from tests.support.asking import LOGIN, OTHER, WEB, Api, Queued, another_log, code, queueing
 from tests.support.gateways import serving_process
+from tests.support.interleave import connection_to, holding
 from tests.support.postgres import ReadyMade, database_away, failing, renamed
-from tests.support.servers import command
+from tests.support.servers import command, until
 from tests.support.shops import Shop, running_shop
 from tests.support.use_cases import Events
 
@@ -35,13 +35,12 @@ from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import State, record
-from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of
-from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message, sign
+from fencepost.server.queues.log import DeadLetter, Position, Received, partition_of
+from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # `Prefer: respond-async`: what is queued, what is answered, and what is refused before that.
-
 
 ASYNC = "respond-async"
 
@@ -166,7 +165,6 @@ async def test_writes_are_queued_while_the_database_is_down(
 
 # The page of a queued write: what became of it, asked for, waited for, streamed. The tests record the results.
 
-
 PAID = '{"order_id":"a","status":"paid"}'
 APPLIED = Recorded('{"verb":"patch","mark":7}', PAID)
 
@@ -178,7 +176,6 @@ async def queued_shop(shop: Shop) -> AsyncIterator[Queued]:
 
 
 async def submitted(queued: Queued, key: str = "a") -> str:
-    """Queue a write, and return its id."""
     answer = await queued.api.ask("DELETE", f"data/orders/{key}", token=1, prefer="respond-async")
     assert answer.status_code == 202, answer.text
     write_id: str = answer.json()["id"]
@@ -187,9 +184,8 @@ async def submitted(queued: Queued, key: str = "a") -> str:
 
 async def decide(shop: Shop, write_id: str, answer: Recorded, state: State = "applied") -> None:
     """Record a result, as a consumer does."""
-    connection = await asyncpg.connect(shop.dsn)
-    await record(connection, write_id, write_id.encode(), state, answer)
-    await connection.close()
+    async with connection_to(shop.dsn) as connection:
+        await record(connection, write_id, write_id.encode(), state, answer)
 
 
 async def says_nothing(_position: Position) -> None:
@@ -199,11 +195,8 @@ async def says_nothing(_position: Position) -> None:
 async def test_a_write_is_queued_until_it_is_decided(queued_shop: Queued, shop: Shop) -> None:
     write_id = await submitted(queued_shop)
     answer = await queued_shop.api.ask("GET", f"writes/{write_id}")
-    assert (answer.status_code, answer.headers["retry-after"], answer.headers["cache-control"]) == (
-        200,
-        "1",
-        "no-store",
-    )
+    assert (answer.status_code, answer.headers["retry-after"]) == (200, "1")
+    assert answer.headers["cache-control"] == "no-store"
     before = answer.json()
     assert (before["state"], before["answer"]) == ("queued", None)
     await decide(shop, write_id, APPLIED)
@@ -299,7 +292,7 @@ async def waiting(
         for write_id in write_ids
     ]
     try:
-        await eventually(lambda: _reached(queued, len(asked)), what="the requests waiting")
+        await until(lambda: queued.gateway.results.count == len(asked), what="the requests waiting")
         yield asked
     finally:
         for task in asked:
@@ -307,19 +300,11 @@ async def waiting(
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def _reached(queued: Queued, number: int) -> bool:
-    return queued.gateway.results.count == number
-
-
-async def _nothing_lent(queued: Queued) -> bool:
-    there, idle = queued.gateway.database.sizes()
-    return there == idle
-
-
 async def test_who_waits_is_answered_when_it_is_decided_and_not_before(queued_shop: Queued, shop: Shop) -> None:
     first, second = await submitted(queued_shop), await submitted(queued_shop, "b")
     async with waiting(queued_shop, first, second) as (one, other):
-        await eventually(lambda: _nothing_lent(queued_shop), what="no connection being held by those who wait")
+        sizes = queued_shop.gateway.database.sizes
+        await until(lambda: sizes()[0] == sizes()[1], what="no connection being held by those who wait")
         full = await queued_shop.api.http.get(f"/v1/writes/{first}?wait=20")
         assert code(full) == (503, "FP010")
         assert "2 already (FENCEPOST_MAX_WATCHERS)" in full.json()["detail"]
@@ -372,7 +357,7 @@ async def test_a_stream_shows_the_state_and_ends_when_the_write_is_decided(queue
     head = await queued_shop.api.http.head(f"/v1/writes/{write_id}", headers=streaming)
     assert (head.status_code, queued_shop.gateway.results.count) == (200, 0), "its head begins none"
     stream = asyncio.create_task(queued_shop.api.http.get(f"/v1/writes/{write_id}", headers=streaming))
-    await eventually(lambda: _reached(queued_shop, 1), what="the stream waiting")
+    await until(lambda: queued_shop.gateway.results.count == 1, what="the stream waiting")
     await decide(shop, write_id, APPLIED)
     answer = await stream
     assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
@@ -400,14 +385,13 @@ async def test_who_hangs_up_does_not_wait_any_more(queued_shop: Queued) -> None:
     transport = httpx.ASGITransport(watched)
     async with asyncio.timeout(PATIENCE), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         asked = asyncio.create_task(client.get(f"/v1/writes/{write_id}?wait=3600"))
-        await eventually(lambda: _reached(queued_shop, 1), what="the request waiting")
+        await until(lambda: queued_shop.gateway.results.count == 1, what="the request waiting")
         gone.set_result(None)
         assert (await asked).json()["state"] == "queued"
     assert queued_shop.gateway.results.count == 0
 
 
 # Messages of callers that come when their record is forgotten.
-
 
 __all__ = ["stage"]
 
@@ -417,7 +401,7 @@ async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     queue, dead = stage.queue, stage.queue.log.dead
-    message = signed(stage, "stamps/s", "PATCH", {"n": 7}, hours=40)
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, hours=40)
     await queue.append(message)
     await stage.consume()
     assert await pruned(stage) == 1
@@ -438,7 +422,7 @@ async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
 
 async def test_a_message_that_a_paused_consumer_had_taken_is_no_dead_letter(stage: Stage) -> None:
     queue, ledger = stage.queue, Ledger(stage.queue.gateway.database, DEFAULT)
-    message = signed(stage, "stamps/s", "PATCH", {"n": 7}, hours=40)
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, hours=40)
     await queue.append(message)
     (taken,) = await queue.log.waiting(Position(partition_of(message.key, 8), 0)) or ()
     await stage.consume()
@@ -451,7 +435,7 @@ async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
-    dead, message = stage.queue.log.dead, signed(stage, "stamps/s", "PATCH", {"n": 7})
+    dead, message = stage.queue.log.dead, stage.signed("stamps/s", "PATCH", {"n": 7})
     elsewhere = Position((partition_of(message.key, 8) + 1) % 8, 5)
     await decider(stage).decide(Received(elsewhere, message, 0.0), QueueNow(1, 8))
     (copy,) = await dead.list(9)
@@ -467,7 +451,7 @@ async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect
 async def test_a_letter_whose_caller_was_taken_away_is_refused(stage: Stage) -> None:
     dead = stage.queue.log.dead
     await stage.queue.owner.execute(f"REVOKE UPDATE ON stamps FROM {WEB}; GRANT SELECT, UPDATE ON stamps TO {LOGIN}")
-    await stage.queue.append(signed(stage, "stamps/s", "PATCH", {"n": 7}))
+    await stage.queue.append(stage.signed("stamps/s", "PATCH", {"n": 7}))
     await stage.consume()
     (letter,) = await dead.list(9)
     await dead.drop(letter.id)
@@ -481,13 +465,6 @@ async def test_a_letter_whose_caller_was_taken_away_is_refused(stage: Stage) -> 
 # `fencepost dead retry` of writes of callers with a role: which letters are believed, and for how long.
 
 HOUR = 3600.0
-
-
-def signed(stage: Stage, resource: str, method: Any, body: Any, *, role: str = WEB, hours: int = 0) -> Message:
-    """Make a message that was signed so many hours ago."""
-    keys, now = stage.queue.gateway.seals.keys, stage.queue.gateway.seals.now()
-    assert keys is not None
-    return sign(write(resource, method, body), DEFAULT, keys, caller(role), now - hours * HOUR)
 
 
 async def pruned(stage: Stage) -> int:
@@ -511,12 +488,12 @@ async def test_letters_are_retried_however_long_they_waited_and_made_up_ones_are
     queue, owner, dead = stage.queue, stage.queue.owner, stage.queue.log.dead
     queue.settings = queue.settings.model_copy(update={"stop_resources": True})
     await owner.execute(f"REVOKE INSERT ON stamps FROM {WEB}")
-    applied = signed(stage, "stamps/s", "PATCH", {"n": 1}, hours=40)
+    applied = stage.signed("stamps/s", "PATCH", {"n": 1}, hours=40)
     await queue.append(
         applied,
-        signed(stage, "stamps/a", "PUT", {"n": 1}, hours=40),
-        signed(stage, "stamps/a", "PATCH", {"n": 2}, hours=40),  # stopped
-        signed(stage, "stamps/b", "PUT", {"n": 3}, hours=40),
+        stage.signed("stamps/a", "PUT", {"n": 1}, hours=40),
+        stage.signed("stamps/a", "PATCH", {"n": 2}, hours=40),  # stopped
+        stage.signed("stamps/b", "PUT", {"n": 3}, hours=40),
     )
     await stage.consume()
     if waited == "as letters":
@@ -547,7 +524,7 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     stage: Stage, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
-    message = signed(stage, "stamps/s", "PATCH", {"n": 7}, role=OTHER)
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, role=OTHER)
     elsewhere = Position((partition_of(message.key, 8) + 1) % 8, 5)
     await decider(stage).decide(Received(elsewhere, message, 0.0), QueueNow(1, 8))
     await stage.queue.append(message)
@@ -566,7 +543,6 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
 
 # A table that was protected with a queue takes all its writes there, and nothing else.
 
-
 SQL = """
 CREATE TABLE IF NOT EXISTS public.coded (code varchar(3) PRIMARY KEY, n integer);
 CREATE TABLE IF NOT EXISTS public.priced (price numeric(5, 2) PRIMARY KEY, n integer);
@@ -576,11 +552,10 @@ CREATE TABLE IF NOT EXISTS public.parcels (parcel_id text PRIMARY KEY, status te
 
 @pytest.fixture
 async def submitted_gateway(shop: Shop) -> AsyncIterator[Queued]:
-    connection = await asyncpg.connect(shop.dsn)
-    await connection.execute(SQL)
-    for table in ("parcels", "coded", "priced", "padded"):
-        await protect(connection, table, queue=DEFAULT_QUEUE)
-    await connection.close()
+    async with connection_to(shop.dsn) as connection:
+        await connection.execute(SQL)
+        for table in ("parcels", "coded", "priced", "padded"):
+            await protect(connection, table, queue=DEFAULT_QUEUE)
     async with queueing(shop.dsn) as queued:
         yield queued
 
@@ -588,12 +563,10 @@ async def submitted_gateway(shop: Shop) -> AsyncIterator[Queued]:
 @pytest.mark.parametrize("asked", [None, "respond-async"])
 async def test_every_write_of_one_row_is_queued_without_a_token(submitted_gateway: Queued, asked: str | None) -> None:
     for method, path, body in (
-        ("PATCH", "data/parcels/p-1", {"status": "sent"}),
-        ("PUT", "data/parcels/p-1", {}),
-        ("DELETE", "data/parcels/p-1", None),
-        ("POST", "data/parcels", {"parcel_id": "p-1"}),
+        ("PATCH", "data/parcels/p-1", {"status": "sent"}), ("PUT", "data/parcels/p-1", {}),
+        ("DELETE", "data/parcels/p-1", None), ("POST", "data/parcels", {"parcel_id": "p-1"}),
         ("POST", "data/parcels", [{"parcel_id": "p-1"}]),
-    ):
+    ):  # fmt: skip
         answer = await submitted_gateway.api.ask(method, path, body, prefer=asked)
         assert (answer.status_code, answer.headers.get("preference-applied")) == (202, asked), (method, path, body)
         assert answer.json()["queue"] == DEFAULT_QUEUE, (method, path, body)
@@ -661,12 +634,10 @@ async def test_a_posted_row_is_queued_under_the_name_that_it_has_when_it_is_stor
     """Else its writes would be in two partitions, in no order."""
     expected: list[str] = []
     for body, table, name in (
-        ({"code": "abc"}, "coded", "coded/abc"),
-        ({"code": "abc "}, "coded", None),
-        ({"price": "1.50"}, "priced", "priced/1.5"),
-        ({"price": 1.234}, "priced", None),
+        ({"code": "abc"}, "coded", "coded/abc"), ({"code": "abc "}, "coded", None),
+        ({"price": "1.50"}, "priced", "priced/1.5"), ({"price": 1.234}, "priced", None),
         ({"code": "abc  "}, "padded", "padded/abc"),
-    ):
+    ):  # fmt: skip
         answer = await submitted_gateway.api.ask("POST", f"data/{table}", body)
         if name is None:
             assert code(answer) == (400, "FP016"), (body, table, name)
@@ -694,14 +665,12 @@ async def applied_api(applying_shop: Shop) -> AsyncIterator[Api]:
 
 
 async def submit(api: Api, method: str, path: str, body: object = None, **asked: Any) -> str:
-    """Queue a write, and return the path of its page."""
     answer = await api.ask(method, f"data/{path}", body, prefer=asked.pop("prefer", "respond-async"), **asked)
     assert answer.status_code == 202, answer.text
     return answer.headers["location"]
 
 
 async def decided(api: Api, page: str) -> dict[str, Any]:
-    """Wait until a write is decided."""
     write: dict[str, Any] = (await api.http.get(page, params={"wait": 30})).json()
     assert write["state"] != "queued", write
     return write
@@ -710,12 +679,9 @@ async def decided(api: Api, page: str) -> dict[str, Any]:
 async def test_the_result_is_what_the_same_write_is_answered_at_once(applied_api: Api, applying_shop: Shop) -> None:
     of_each_request = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
     for method, body, prefer in (
-        ("PATCH", {"note": "new"}, None),
-        ("PATCH", {"note": "new"}, "return=minimal"),
-        ("DELETE", None, None),
-        ("DELETE", None, "return=representation"),
-        ("PATCH", {"status": "bad"}, None),
-    ):
+        ("PATCH", {"note": "new"}, None), ("PATCH", {"note": "new"}, "return=minimal"), ("DELETE", None, None),
+        ("DELETE", None, "return=representation"), ("PATCH", {"status": "bad"}, None),
+    ):  # fmt: skip
         one, other = await applying_shop.order(mark=10), await applying_shop.order(mark=10)
         at_once = await applied_api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
         both = ", ".join(filter(None, ("respond-async", prefer)))
@@ -753,21 +719,9 @@ async def test_a_key_that_is_submitted_twice_has_one_effect_and_both_have_its_re
     assert at_once.headers["idempotent-replayed"] == "true", "over HTTP too"
 
 
-@asynccontextmanager
-async def held(shop: Shop, statement: str, *arguments: object) -> AsyncIterator[None]:
-    """Hold a row in a transaction of somebody else."""
-    connection = await asyncpg.connect(shop.dsn)
-    try:
-        async with connection.transaction():
-            assert await connection.fetchval(statement, *arguments) == 1
-            yield
-    finally:
-        await connection.close()
-
-
 async def test_a_stream_says_queued_at_once_and_applied_when_it_is(applied_api: Api, applying_shop: Shop) -> None:
     key = await applying_shop.order(mark=10)
-    async with held(applying_shop, "SELECT 1 FROM orders WHERE order_id = $1 FOR UPDATE", key):
+    async with holding(applying_shop.dsn, "SELECT FROM orders WHERE order_id = $1 FOR UPDATE", key):
         page = await submit(applied_api, "PATCH", f"orders/{key}", {"note": "new"}, token=11)
         stream = applied_api.http.stream("GET", page, headers={"Accept": "text/event-stream"})
         response = await stream.__aenter__()

@@ -73,6 +73,12 @@ class Stage:
         answer = found["answer"]
         return found["state"], answer["status"], "" if found["state"] == "applied" else answer["body"]["code"]
 
+    def signed(self, resource: str, method: Any, body: Any, *, role: str = WEB, hours: int = 0) -> Message:
+        """Make a message that was signed so many hours ago."""
+        keys, now = self.queue.gateway.seals.keys, self.queue.gateway.seals.now()
+        assert keys is not None
+        return sign(write(resource, method, body), DEFAULT, keys, caller(role), now - hours * 3600)
+
     async def rows(self, sql: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in await self.queue.owner.fetch(sql)]
 
@@ -178,11 +184,9 @@ async def test_a_write_that_its_role_may_not_make_is_refused_as_at_once_and_is_n
     for table in ("notes", "own.notes"):
         await protect(stage.queue.owner, table)
         for method, path, body in (
-            ("PATCH", f"{table}/a", {"n": 1}),
-            ("PUT", f"{table}/a", {"n": 1}),
-            ("POST", table, {"id": "a"}),
+            ("PATCH", f"{table}/a", {"n": 1}), ("PUT", f"{table}/a", {"n": 1}), ("POST", table, {"id": "a"}),
             ("DELETE", f"{table}/a", None),
-        ):
+        ):  # fmt: skip
             headers = {**_as(READER), "X-Fence-Token": "5"}
             at_once = await stage.client.request(method, f"/v1/data/{path}", json=body, headers=headers)
             headers["Prefer"] = "respond-async"
@@ -244,15 +248,10 @@ async def test_what_a_role_may_not_write_is_refused_when_it_is_submitted(stage: 
         return answer.status_code, code(answer)[1] if answer.is_error else ""
 
     cases = [
-        ("PATCH", "parts/p", {"a": 2}),
-        ("PATCH", "parts/p", {"b": 2}),
-        ("PATCH", "parts/p?select=a", {"a": 3}),
-        ("PATCH", "parts/p?select=b", {"a": 3}),
-        ("PUT", "parts/p", {"a": 4}),
-        ("POST", "parts", {"id": "q", "a": 1}),
-        ("POST", "parts", {"id": "r", "b": 1}),
-        ("DELETE", "parts/q", None),
-    ]
+        ("PATCH", "parts/p", {"a": 2}), ("PATCH", "parts/p", {"b": 2}), ("PATCH", "parts/p?select=a", {"a": 3}),
+        ("PATCH", "parts/p?select=b", {"a": 3}), ("PUT", "parts/p", {"a": 4}), ("POST", "parts", {"id": "q", "a": 1}),
+        ("POST", "parts", {"id": "r", "b": 1}), ("DELETE", "parts/q", None),
+    ]  # fmt: skip
     for role in (READER, OTHER):
         for number, (method, path, body) in enumerate(cases, 2):
             at_once = await ask(role, method, path, body, 2 * number, "")
@@ -361,7 +360,6 @@ async def test_one_callers_writes_that_wait_leave_a_consumer_room_for_others(sta
 
 # Queued writes of callers with a role: what comes before their statements, the name of the row and the place.
 
-
 __all__ = ["stage"]
 
 
@@ -380,11 +378,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
     await protect(owner, "days", queue=DEFAULT)
     await stage.queue.gateway.catalog.reload()
     await owner.execute(f"REVOKE {OTHER} FROM {LOGIN}")
-    keys = stage.queue.gateway.seals.keys
-    assert keys is not None
-    message = sign(
-        write("days/2026-01-01", "PATCH", {"n": 1}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now()
-    )
+    message = stage.signed("days/2026-01-01", "PATCH", {"n": 1}, role=OTHER)
     received = Received(Position(partition_of(message.key, 8), 0), message, stage.queue.gateway.seals.now())
     settled = await decider(stage).decide(received, QueueNow(1, 8))
     assert isinstance(settled, Settled), settled
@@ -393,9 +387,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
 
 async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage: Stage) -> None:
     """The copy has the write's content and nonce; its partition may be ahead."""
-    keys = stage.queue.gateway.seals.keys
-    assert keys is not None
-    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now())
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, role=OTHER)
     meant, now = partition_of(message.key, 8), stage.queue.gateway.seals.now()
     copied = await decider(stage).decide(Received(Position((meant + 1) % 8, 5), message, now), QueueNow(1, 8))
     assert isinstance(copied, Settled)
@@ -407,25 +399,19 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
 
 async def test_a_copy_that_waits_in_the_log_until_the_record_is_old_has_no_second_effect(stage: Stage) -> None:
     """It came in time. One that comes when the record is forgotten is late, whatever time the log gives it."""
-    queue, ledger, now = (
-        stage.queue,
-        Ledger(stage.queue.gateway.database, DEFAULT),
-        stage.queue.gateway.seals.now(),
-    )
-    keys, hour = queue.gateway.seals.keys, 3600
-    assert keys is not None
+    queue, ledger, now = (stage.queue, Ledger(stage.queue.gateway.database, DEFAULT), stage.queue.gateway.seals.now())
 
     async def looked(before: int) -> int:
         """Look at the log as a consumer did two hours before that, and after; how many records are forgotten then."""
         generation = await ledger.generation()
         await ledger.note_committed(await queue.log.decided(), generation)
         for each in (before + 2, before + 1, before):
-            at, decided = now - each * hour, await queue.log.decided()
+            at, decided = now - each * 3600, await queue.log.decided()
             await ledger.note_look(at, decided, await queue.log.state(), generation)
         pruned: int = await queue.owner.fetchval("SELECT fencepost.prune_idempotency(86400, 1000)")
         return pruned
 
-    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), now - 40 * hour)
+    message = stage.signed("stamps/s", "PATCH", {"n": 7}, role=OTHER, hours=40)
     await queue.append(message)
     await stage.consume()
     await queue.owner.execute("UPDATE fencepost.idempotency SET created_at = created_at - interval '39 hours'")

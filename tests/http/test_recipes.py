@@ -19,16 +19,15 @@ import psycopg
 import pytest
 from tests.cli.running import Running, whole_lines, written
 from tests.conformance.benches import redis_server
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps, surroundings
-from tests.support.servers import all_gone
+from tests.support.servers import all_gone, until
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, free_port
 
 # docs/recipes/payments-without-locks.md runs as it stands; the provider is a stand-in that loses answers.
-
 
 PAGE = DOCS / "recipes" / "payments-without-locks.md"
 PAYMENT = ("pay-7", "order-123", Decimal("42.50"))
@@ -134,7 +133,6 @@ def test_workers_take_one_each_and_a_dead_workers_is_free_again(shop: "psycopg.C
 
 # docs/recipes/redis-dedupe-and-fence.md runs as it stands, on a real Redis and the gateway.
 
-
 REDIS_PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")
 _END = "-- the end of a command"
@@ -167,9 +165,7 @@ class Story:
 
 
 @pytest.fixture
-async def story(
-    database: str, start_gateway: StartGateway, postgres: PostgresServer, tmp_path: Path
-) -> AsyncIterator[Story]:
+async def story(database: str, start_gateway: Start, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Story]:
     port = free_port()
     # What the page's `fencepost serve` is given.
     found = re.search(r'FENCEPOST_SOURCES="(\S+)" fencepost serve', recipe("serve", REDIS_PAGE))
@@ -197,7 +193,6 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
 
 # Machines that run a recipe's `fencepost lock` line: a PATH with a psql that can be held up before it writes.
 
-
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
 _PSQL = """#!/bin/sh
 case "$*" in *UPDATE*) echo >> {here}/reached; until [ -e {here}/go ]; do sleep 0.02; done;; esac
@@ -217,7 +212,6 @@ class Machine:
         await written(self.directory / "reached")
 
     def let_it_write(self) -> None:
-        """End the pause before its writes."""
         (self.directory / "go").touch()
 
     def pause_lock(self) -> None:
@@ -225,7 +219,6 @@ class Machine:
         self.running.signal(signal.SIGSTOP)
 
     def resume_lock(self) -> None:
-        """SIGCONT it."""
         self.running.signal(signal.SIGCONT)
 
     def die(self) -> None:
@@ -236,11 +229,10 @@ class Machine:
 
     async def says(self, text: str) -> None:
         """Return once it has printed this to stderr."""
-
-        async def there() -> bool:
-            return any(text in line for line in whole_lines(self.running.errors))
-
-        await eventually(there, what=f"{text!r} in {self.running.printed!r}")
+        await until(
+            lambda: any(text in line for line in whole_lines(self.running.errors)),
+            what=f"{text!r} in {self.running.printed!r}",
+        )
 
 
 @dataclass(frozen=True)
@@ -286,12 +278,11 @@ class Machines:
 
 # docs/recipes/one-active-worker.md runs as it stands: one works, and another takes over.
 
-
 WORKER_PAGE = DOCS / "recipes" / "one-active-worker.md"
 
 
 @pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+async def gateway_url(demo_database: str, start_gateway: Start) -> str:
     """Give a gateway on the test's own database, to which the machines write."""
     return await start_gateway(demo_database)
 
@@ -360,7 +351,6 @@ async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has
 
 
 # docs/recipes/cron-on-two-machines.md runs as it stands, and the pause that it describes happens.
-
 
 CRON_PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
 OLD, NEW = Decimal("19.90"), Decimal("62.40")

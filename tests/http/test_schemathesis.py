@@ -10,11 +10,11 @@ import re
 import sys
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import SECRET, bearer, token
+from tests.support.interleave import connection_to
 
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE
@@ -23,12 +23,9 @@ pytestmark = pytest.mark.long("runs of schemathesis")
 
 
 CHECKS = (
-    "not_a_server_error",
-    "status_code_conformance",
-    "content_type_conformance",
-    "response_headers_conformance",
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance",
-)
+)  # fmt: skip
 """Not the other ones. A write to what is not protected is 403 and not 405, on purpose (R13), and what PostgreSQL takes
 as input is more than JSON Schema can express (a number for a text column) and less (a NUL in one).
 """
@@ -39,10 +36,9 @@ HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 @pytest.mark.parametrize("sent", ["a good token", "a token that has ended", "no token"])
 async def test_every_answer_is_one_that_the_document_promises(
-    demo_database: str, start_gateway: StartGateway, tmp_path: Path, sent: str
+    demo_database: str, start_gateway: Start, tmp_path: Path, sent: str
 ) -> None:
     """Without a good token nothing under /v1 is served."""
-    connection = await asyncpg.connect(demo_database)
     # In public by name: the test server's user is called fencepost, and so is a schema that is not for tables.
     tables = """
         SET search_path = public;
@@ -65,12 +61,10 @@ async def test_every_answer_is_one_that_the_document_promises(
         CREATE VIEW shipped AS SELECT order_id, amount FROM orders WHERE status = 'shipped';
         INSERT INTO unprotected VALUES ('0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42', 'here');
     """
-    try:
+    async with connection_to(demo_database) as connection:
         await connection.execute(tables)
         await protect(connection, "Every Type")
         await protect(connection, "lines", rule="epoch")
-    finally:
-        await connection.close()
     # A lock may be asked for twice; and after 600 bad tokens each answer would be a 429.
     settings = {"max_wait": 0.2, "failed_rate_limit": "", "jwt_secret": SECRET, "jwt_role_claim_key": ""}
     gateway = await start_gateway(demo_database, **settings)

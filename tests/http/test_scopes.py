@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.asking import Api, code
 from tests.support.interleave import Connect, Connection
 
@@ -31,7 +31,7 @@ async def owner(connect: Connect) -> Connection:
 async def api(
     owner: Connection,  # noqa: ARG001 - it makes the tables
     database: str,
-    start_gateway: StartGateway,
+    start_gateway: Start,
 ) -> AsyncIterator[Api]:
     async with Api.open(await start_gateway(database)) as api:
         yield api
@@ -42,14 +42,11 @@ async def test_a_write_to_one_row_of_a_scope_makes_older_tokens_stale_for_all_ot
     assert (answer.status_code, answer.json()["n"]) == (200, 5)
     assert (answer.headers["x-fence-mark"], answer.headers["x-fence-scope"]) == ("36", "account/42")
     for method, path, body in (
-        ("PATCH", "data/items/2", {"n": 6}),
-        ("DELETE", "data/notes/42,1", None),
-        ("PUT", "data/notes/42,1", {"note": "b"}),
-        ("POST", "data/items", {"id": 9, "account_id": 42}),
-        ("PATCH", "data/items?id=eq.2", {"n": 6}),
-        ("DELETE", "data/items?id=eq.2", None),
+        ("PATCH", "data/items/2", {"n": 6}), ("DELETE", "data/notes/42,1", None),
+        ("PUT", "data/notes/42,1", {"note": "b"}), ("POST", "data/items", {"id": 9, "account_id": 42}),
+        ("PATCH", "data/items?id=eq.2", {"n": 6}), ("DELETE", "data/items?id=eq.2", None),
         ("PATCH", "data/notes/42,99", {"note": "no such row, and yet it is known whose it would be"}),
-    ):
+    ):  # fmt: skip
         stale = await api.ask(method, path, body, token=35)
         assert code(stale) == (409, "FP001"), (method, path)
         assert (stale.json()["resource"], stale.json()["current_token"]) == ("account/42", "36"), (method, path)
@@ -63,13 +60,11 @@ async def test_a_write_to_one_row_of_a_scope_makes_older_tokens_stale_for_all_ot
 
 async def test_a_row_cannot_leave_its_scope_nor_be_without_one(api: Api) -> None:
     for method, path, body in (
-        ("PATCH", "data/items/1", {"account_id": 7}),
-        ("PATCH", "data/items?id=eq.1", {"account_id": 7}),
-        ("PUT", "data/items/1", {"account_id": 7}),
-        ("PUT", "data/items/1", {"n": 1}),
+        ("PATCH", "data/items/1", {"account_id": 7}), ("PATCH", "data/items?id=eq.1", {"account_id": 7}),
+        ("PUT", "data/items/1", {"account_id": 7}), ("PUT", "data/items/1", {"n": 1}),
         ("POST", "data/items", {"id": 9}),
         ("POST", "data/items", [{"id": 9, "account_id": 42}, {"id": 10, "account_id": None}]),
-    ):
+    ):  # fmt: skip
         answer = await api.ask(method, path, body, token=90)
         assert code(answer) == (400, "FP016"), (method, path, answer.text)
     assert (await api.ask("PATCH", "data/items/1", {"n": 1}, token=90)).status_code == 200
@@ -93,17 +88,14 @@ async def test_a_scope_is_claimed_by_its_name_and_a_row_of_it_is_not(api: Api) -
 async def test_answers_about_one_scope_name_it_with_its_mark(api: Api) -> None:
     new = {"account_id": 42}
     writes: list[tuple[str, str, object, str | None]] = [
-        ("PATCH", "data/items/1", {"n": 1}, "account/42"),
-        ("PUT", "data/items/1", new, "account/42"),
-        ("PUT", "data/items/8", new, "account/42"),
-        ("DELETE", "data/items/1", None, "account/42"),
+        ("PATCH", "data/items/1", {"n": 1}, "account/42"), ("PUT", "data/items/1", new, "account/42"),
+        ("PUT", "data/items/8", new, "account/42"), ("DELETE", "data/items/1", None, "account/42"),
         ("POST", "data/items", {"id": 9, **new}, "account/42"),
         ("POST", "data/items", [{"id": 10, **new}], "account/42"),
         ("POST", "claims", {"resource": "account/42"}, "account/42"),
         ("POST", "data/items", [{"id": 11, **new}, {"id": 12, **new}], None),
-        ("PATCH", "data/items?id=eq.2", {"n": 1}, None),
-        ("DELETE", "data/items?id=eq.2", None, None),
-    ]
+        ("PATCH", "data/items?id=eq.2", {"n": 1}, None), ("DELETE", "data/items?id=eq.2", None, None),
+    ]  # fmt: skip
     for token, (method, path, body, scope) in enumerate(writes, 50):
         for time in (1, 2):
             answer = await api.ask(method, path, body, token=token, headers={"Idempotency-Key": f"k{token}"})

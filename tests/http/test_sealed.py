@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.http.sealed_ways import (
     MINIMAL,
     REFUSED,
@@ -36,11 +36,11 @@ from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import alone, operations, use_cases
 from fencepost.server.gateway.attempt import in_a_batch
-from fencepost.server.gateway.gateway import Seals
+from fencepost.server.gateway.gateway import SealKeysFile, Seals
 from fencepost.server.gateway.plan import Plan
 from fencepost.server.observe.events import Event, SealKeysRead, SealKeysUnreadable
 from fencepost.server.ops.protect import protect
-from fencepost.server.parts import SealKeysFile, read_seal_keys
+from fencepost.server.parts import read_seal_keys
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.queues import PARTITIONS, MessageRow
 from fencepost.server.queues.log import partition_of
@@ -109,11 +109,9 @@ async def test_tokens_that_are_minted_are_bound_like_those_of_the_grant(api: Api
     assert body["sealed_token"] == body["sealed_tokens"][0]
     seals = iter(body["sealed_tokens"])
     for path, change in (
-        ("orders/a%20b", {"status": "m"}),
-        ("numbered/7", {"label": "m"}),
-        ("transfers/1", {"amount": 5}),
+        ("orders/a%20b", {"status": "m"}), ("numbered/7", {"label": "m"}), ("transfers/1", {"amount": 5}),
         ("plain/b", {"label": "m"}),
-    ):
+    ):  # fmt: skip
         written = await api.ask("PATCH", f"data/{path}", change, token=next(seals))
         assert written.status_code == 200, (path, written.text)
     assert code(await api.ask("POST", "data/orders", {"order_id": "zz"}, token=next(seals))) == REFUSED
@@ -134,21 +132,14 @@ async def test_the_same_secret_gets_the_same_tokens_sealed_and_other_writes_are_
 
 async def test_what_writes_cannot_have_is_400_by_name(api: Api) -> None:
     for writes, said in (
-        ("orders/*", "array"),
-        (["orders/*", "orders/*"], "twice"),
-        (["*"], "stand before the *"),
-        (["orders"], "named table/key"),
-        ([1], "strings"),
-        (["orders/\n*"], "strings"),
-        (["orders/%zz"], "hexadecimal"),
-        (["orders/%z*"], "hexadecimal"),
-        (["numbered/1,2"], "the key of numbered has 1 value"),
-        (["transfers/1"], "account/{account}"),
-        (["transfers/*"], "account/{account}"),
-        (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
+        ("orders/*", "array"), (["orders/*", "orders/*"], "twice"), (["*"], "stand before the *"),
+        (["orders"], "named table/key"), ([1], "strings"), (["orders/\n*"], "strings"),
+        (["orders/%zz"], "hexadecimal"), (["orders/%z*"], "hexadecimal"),
+        (["numbered/1,2"], "the key of numbered has 1 value"), (["transfers/1"], "account/{account}"),
+        (["transfers/*"], "account/{account}"), (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
         (["priced/1e2000"], "1024 bytes as the database spells them"),
         ([f"orders/{n}" for n in range(33)], "at most 32"),
-    ):
+    ):  # fmt: skip
         answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": writes})
         assert code(answer) == (400, "FP016"), (writes, said)
         assert said in answer.json()["detail"], (writes, said)
@@ -184,13 +175,11 @@ async def test_lists_refusals_and_the_log_show_numbers_and_no_seals(api: Api, ca
     elsewhere = await api.ask("PATCH", "data/orders/b", {"status": "n"}, token=newer["sealed_token"])
     assert code(elsewhere) == REFUSED
     shown = [
-        refused.text,
-        elsewhere.text,
-        (await api.http.get("/v1/locks")).text,
+        refused.text, elsewhere.text, (await api.http.get("/v1/locks")).text,
         (await api.http.get(f"/v1/leases/{held['lease_id']}")).text,
         (await api.ask("GET", "fences?resource=orders/a")).text,
         (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token="34.one.x")).text,
-    ]
+    ]  # fmt: skip
 
     async def logged() -> bool:  # of very many refusals the rest follows after a second, by their codes
         return "FP001" in caplog.text and "FP041" in caplog.text
@@ -224,7 +213,7 @@ async def test_sql_takes_the_bare_number_of_a_token_that_was_issued(shop: Sealed
     assert (await api.ask("GET", "data/orders/a")).json()["status"] == "by sql"
 
 
-async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: StartGateway) -> None:
+async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: Start) -> None:
     async with Api.open(shop.url) as api:
         held = await lease(api, "keyless", writes=["orders/*", "plain/*"])
     async with Api.open(await start_gateway(shop.dsn)) as keyless:
@@ -299,21 +288,17 @@ def no_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutant", "name"),
     [
-        (nothing_is_compared_before, "patch"),
-        (nothing_is_compared_after, "post of one"),
-        (nothing_is_compared_after, "patch by filter"),
-        (nothing_is_compared_after, "claim of a scope"),
+        (nothing_is_compared_before, "patch"), (nothing_is_compared_after, "post of one"),
+        (nothing_is_compared_after, "patch by filter"), (nothing_is_compared_after, "claim of a scope"),
         (the_path_names_the_resource, "patch by the text in the lock"),
-        (rows_of_scopes_go_in_batches, "patch in a scope"),
-        (a_put_is_named_by_its_path, "put that a trigger moves"),
+        (rows_of_scopes_go_in_batches, "patch in a scope"), (a_put_is_named_by_its_path, "put that a trigger moves"),
         (a_post_is_named_by_nothing, "post that a trigger moves"),
         (rows_that_match_are_named_by_the_first, "patch by filter"),
         (cascades_are_not_looked_at, "delete that takes other rows"),
-        (cascades_are_not_looked_at, "delete that takes rows of a partition"),
-        (no_key_is_needed, "patch"),
+        (cascades_are_not_looked_at, "delete that takes rows of a partition"), (no_key_is_needed, "patch"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
-)
+)  # fmt: skip
 async def test_a_way_to_write_sees_it(
     shop: SealedShop, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None], name: str
 ) -> None:
@@ -327,7 +312,6 @@ async def test_a_way_to_write_sees_it(
 
 
 # Queued writes: judged when they come in, and again when they are applied, but for their end.
-
 
 ASYNC = "respond-async"
 
@@ -385,11 +369,7 @@ async def append(shop: SealedShop, token: object, resource: str = "orders/a") ->
 
 async def reasons(shop: SealedShop) -> list[str]:
     """Wait until nothing is queued, and give why writes became dead letters."""
-
-    async def decided() -> bool:
-        return not await shop.sql("SELECT FROM fencepost.queued")
-
-    await eventually(decided)
+    await eventually(lambda: shop.sql("SELECT WHERE NOT EXISTS (SELECT FROM fencepost.queued)"))
     return [row["reason"] for row in await shop.sql("SELECT reason FROM fencepost.queue_dead ORDER BY at")]
 
 
@@ -443,7 +423,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def keyed_api(sealed_database: str, keys: Path, start_gateway: StartGateway) -> AsyncIterator[Api]:
+async def keyed_api(sealed_database: str, keys: Path, start_gateway: Start) -> AsyncIterator[Api]:
     async with Api.open(await start_gateway(sealed_database, seal_keys_file=str(keys))) as api:
         yield api
 
@@ -456,8 +436,6 @@ def replace(file: Path, text: str) -> None:
 
 
 async def seals_with(api: Api, key: str) -> None:
-    """Wait until the gateway seals with this key."""
-
     async def does() -> bool:
         held = await lease(api, f"probe-{time.monotonic_ns()}")
         return bool(held["sealed_token"].split(".")[1] == key)
@@ -557,7 +535,6 @@ def test_a_gateway_does_not_start_with_keys_that_it_cannot_read(tmp_path: Path) 
 
 
 # Callers that have a role: the seal is compared in the middle of statements that the role runs.
-
 
 WEB, NARROW, NOBODY = "sealed_web", "sealed_narrow", "sealed_nobody"
 GRANTS = f"""
@@ -697,11 +674,8 @@ async def test_a_lease_writes_what_it_is_bound_to_by_every_method(client: Client
         assert (await queued.result())["status"] == "q"
         with pytest.raises(SealRefused, match="account/41") as refused:
             await client.patch("transfers", 1, {"amount": 1}, lease=lease)
-        assert (refused.value.reason, refused.value.resource, refused.value.status) == (
-            "other-resource",
-            "account/41",
-            403,
-        )
+        error = refused.value
+        assert (error.reason, error.resource, error.status) == ("other-resource", "account/41", 403)
 
 
 async def test_a_token_is_a_number_and_its_text_is_what_is_presented(client: Client) -> None:

@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner
 from tests.http.raw import RawConnection
 from tests.support.gateways import STARTS_WITHIN, Gateway, launch, refused, serving_as_it_is, serving_process, workers
-from tests.support.interleave import Connect, Connection, connection_to
-from tests.support.servers import all_gone, established
+from tests.support.interleave import Connect, Connection, connection_to, holding
+from tests.support.servers import all_gone, established, until
 
 from fencepost.cli.main import main
 from fencepost.server.ops.embedded import PostgresServer
@@ -30,37 +29,21 @@ from fencepost.testing.servers.processes import PATIENCE, alive, descendants, ev
 
 # `fencepost serve` as a process: what it starts, and what it leaves behind however it ends.
 
-
 ORDER = "/v1/data/orders/order-123"
 
 
 @asynccontextmanager
 async def row_held(directory: Path) -> AsyncIterator[Connection]:
     """Hold the demo row's lock on a connection of our own, so that a request waits for it."""
-    url = running_url(directory / "data")
-    assert url is not None
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute("BEGIN")
-        await connection.execute("SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+    url = str(running_url(directory / "data"))
+    async with holding(url, "SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE") as connection:
         yield connection
-    finally:
-        connection.terminate()
 
 
 async def a_request_waits(directory: Path) -> None:
-    url = running_url(directory / "data")
-    assert url is not None
-    observer = await asyncpg.connect(url)
-
-    async def waits() -> bool:
-        query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
-        return bool(await observer.fetchval(query))
-
-    try:
-        await eventually(waits, what="a request waiting for the row")
-    finally:
-        await observer.close()
+    query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
+    async with connection_to(str(running_url(directory / "data"))) as observer:
+        await eventually(lambda: observer.fetchval(query), what="a request waiting for the row")
 
 
 async def refuses_connections(url: str) -> None:
@@ -92,9 +75,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_neither_ctrl_c_nor_kill_9_leaves_a_process_or_loses_a_write(
-    short_dir: Path, client: httpx.AsyncClient
-) -> None:
+async def test_ctrl_c_and_kill_9_leave_no_process_and_lose_no_write(short_dir: Path, client: httpx.AsyncClient) -> None:
     """What PostgreSQL has committed outlives a kill -9: integration/test_embedded.py."""
     async with serving_process(short_dir, "--workers", "2") as gateway:
         assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
@@ -118,11 +99,8 @@ async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done_
 ) -> None:
     process = launch("--port", "0", "--data-dir", str(short_dir / "data"), errors=short_dir / "stderr")
     with process:
-
-        async def initdb_works() -> bool:
-            return (short_dir / "data" / "pgdata.new" / "base").exists()
-
-        await eventually(initdb_works, within=STARTS_WITHIN, what="the beginning of initdb")
+        begun = short_dir / "data" / "pgdata.new" / "base"
+        await until(begun.exists, within=STARTS_WITHIN, what="the beginning of initdb")
         left = [process.pid, *descendants(process.pid)]
         os.killpg(process.pid, signal.SIGINT)
         await all_gone(left)
@@ -183,8 +161,7 @@ async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.Asyn
 async def test_sighup_has_the_tables_looked_at_anew(short_dir: Path, client: httpx.AsyncClient) -> None:
     async with serving_process(short_dir) as gateway:
 
-        async def tables() -> str:
-            """What /readyz shows of the catalog; asking it loads nothing."""
+        async def tables() -> str:  # asking it loads nothing
             return str((await client.get(f"{gateway.url}/readyz")).json()["catalog"]).partition(", ")[2]
 
         before, url = await tables(), running_url(short_dir / "data")
@@ -209,9 +186,7 @@ async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server
     async with serving_process(short_dir, "--host", "0.0.0.0", "--pool-size", "150", **variables) as gateway:
         assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
-        url = running_url(short_dir / "data")
-        assert url is not None
-        async with connection_to(url) as connection:
+        async with connection_to(str(running_url(short_dir / "data"))) as connection:
             assert int(await connection.fetchval("SHOW max_connections")) > 150 + 4 + 7 + 1
 
 
@@ -323,10 +298,10 @@ def test_on_the_users_own_database_nothing_heavy_is_loaded(short_dir: Path) -> N
     given = ("--port", "0", "--start-timeout", "0")
     _, output = refused(*given, directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
-    assert "fencepost.server.wiring" in loaded, output[-500:]
+    assert "fencepost.server.serve" in loaded, output[-500:]
     heavy = {"alembic", "sqlalchemy", "httpx"}
     assert loaded & heavy == set()
-    script = "import sys, fencepost.server.serving.worker, fencepost.server.wiring; print(*sys.modules)"
+    script = "import sys, fencepost.server.serving.worker, fencepost.server.serve; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & heavy == set()
 
@@ -338,7 +313,6 @@ def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Pat
 
 
 # Several workers: each gets its share of the connections, whatever happens to the others.
-
 
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -427,11 +401,9 @@ async def test_sighup_reloads_in_every_worker_and_ends_no_connection_and_sigterm
         before = clients.workers()
         loads = gateway.errors.read_text().count("catalog loaded")
         gateway.process.send_signal(signal.SIGHUP)
-
-        async def loaded() -> bool:
-            return gateway.errors.read_text().count("catalog loaded") >= loads + 2
-
-        await eventually(loaded, what="the tables loaded anew")
+        await until(
+            lambda: gateway.errors.read_text().count("catalog loaded") >= loads + 2, what="the tables loaded anew"
+        )
         assert [await connection.ask() for connection in connections] == [200] * 4
         assert clients.workers() == before
         connections += await clients.connect(4)
@@ -459,11 +431,9 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
             server.stop()
             victim = min(first)
             os.kill(victim, signal.SIGKILL)
-
-            async def failed_to_start() -> bool:
-                return "Application startup failed" in gateway.errors.read_text()
-
-            await eventually(failed_to_start, what="a worker that cannot start")
+            await until(
+                lambda: "Application startup failed" in gateway.errors.read_text(), what="a worker that cannot start"
+            )
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/v1/data/orders")).status_code == 503
             assert gateway.process.poll() is None

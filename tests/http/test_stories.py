@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from postgrest import APIError, AsyncPostgrestClient, CountMethod
 from tests.conformance.benches import redis_server
-from tests.http.conftest import StartGateway
+from tests.http.conftest import Start
 from tests.support.gateways import serving_process
 from tests.support.recipes import steps
 
@@ -19,7 +19,6 @@ from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import free_port
 
 # Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared.
-
 
 ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}"
@@ -47,7 +46,7 @@ async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database:
     ("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8), ("docs/batch.md", 1)]
 )
 async def test_the_story_in_a_page_is_true(
-    demo_database: str, start_gateway: StartGateway, tmp_path: Path, page: str, at_least: int
+    demo_database: str, start_gateway: Start, tmp_path: Path, page: str, at_least: int
 ) -> None:
     steps = story(page)
     assert len(steps) >= at_least
@@ -56,7 +55,7 @@ async def test_the_story_in_a_page_is_true(
 
 
 async def test_the_story_of_sources_is_true_with_a_redis(
-    demo_database: str, start_gateway: StartGateway, tmp_path: Path
+    demo_database: str, start_gateway: Start, tmp_path: Path
 ) -> None:
     steps = story("docs/sources.md")
     assert len(steps) >= 12
@@ -69,7 +68,7 @@ async def test_the_story_of_sources_is_true_with_a_redis(
 
 
 async def test_who_has_a_redis_lock_gets_started_and_sees_the_wrong_way(
-    demo_database: str, start_gateway: StartGateway, tmp_path: Path
+    demo_database: str, start_gateway: Start, tmp_path: Path
 ) -> None:
     page = "docs/getting-started.md"
     assert len((ROOT / page).read_text("utf-8").split()) < 900, "it is read in ten minutes"

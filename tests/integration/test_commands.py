@@ -34,9 +34,9 @@ from fencepost.server.postgres.queues import MessageRow, PartitionProgress
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Position, partition_of
 from fencepost.server.queues.postgres import PostgresDeadLetters
 from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
 from fencepost.server.times import ConsumingTimes, Times
-from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.gateway import run_command
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually, free_port

@@ -19,10 +19,10 @@ from tests.support.racing import OPERATOR, REASON, STRANGER, open_race, operator
 from tests.support.servers import command
 from tests.support.use_cases import open_gateway
 
-from fencepost.server.election import Election
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.election import Election
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
 from fencepost.server.locks.source_leases import SourceLocks

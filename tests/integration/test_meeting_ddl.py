@@ -15,7 +15,6 @@ from tests.support.postgres import Unmade
 from tests.support.racing import Race, entered, meanwhile, mutate, open_race, scoped_race
 from tests.support.use_cases import open_gateway
 
-from fencepost.server import wiring
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
@@ -29,8 +28,9 @@ from fencepost.server.postgres.connection import Bound, compiled
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.query import render_filters, render_order, render_select
 from fencepost.server.postgres.tables import EVERYTHING, Table
+from fencepost.server.serve import Configured
+from fencepost.server.serve import open_gateway as serve_gateway
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import Configured
 
 # A request that failed because of DDL is run again, on the table as it is then, and a few times at most.
 
@@ -77,7 +77,7 @@ async def test_it_is_not_run_for_ever(race: Race) -> None:
 async def test_a_look_that_finds_nothing_new_keeps_the_picture_and_is_no_news(race: Race) -> None:
     settings = Settings.model_validate({"database_url": race.dsn, "consume_here": False})
     found: list[events.Event] = []
-    async with wiring.open_gateway(settings, race.dsn, found.append, Configured((), (), None)) as gateway:
+    async with serve_gateway(settings, Configured(race.dsn), found.append) as gateway:
         catalog, before = gateway.catalog, gateway.catalog.current
         again = await catalog.reload()
         assert (again.version, again.tables is before.tables, again.begun > before.begun) == (

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 
 import asyncpg
@@ -18,6 +18,7 @@ from tests.support.gateways import CHANGE, FILES, in_process, next_version
 from tests.support.gateways import next_version as becoming
 from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.postgres import dump
+from tests.support.postgres import empty_database as never_migrated
 
 from fencepost.cli.main import main
 from fencepost.server.ops import schema
@@ -27,11 +28,10 @@ from fencepost.server.ops.migrate import NewerSchemaError, downgrade, upgrade, u
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.ops.schema import known_revisions, newest
 from fencepost.server.startup import StartupError
-from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.postgres import run_on
 from fencepost.testing.servers.processes import eventually
 
 # The migrations: up, down, up; the same as SQL; and nothing outside of the schema fencepost.
-
 
 # What may never change by a migration of ours: everything outside of the schema fencepost.
 OTHERS = """
@@ -64,13 +64,9 @@ async def others(connection: Connection) -> list[str]:
 @pytest.fixture
 async def empty(postgres: PostgresServer) -> AsyncIterator[str]:
     """Give the URL of a database that was never migrated, with a user's table in it."""
-    async with connection_to(postgres.url) as server:
-        await server.execute("CREATE DATABASE empty_one")
-        url = in_database(postgres.url, "empty_one")
-        async with connection_to(url) as connection:
-            await connection.execute("CREATE TABLE public.theirs (id int PRIMARY KEY, v text)")
+    async with never_migrated(postgres, "empty_one") as url:
+        await run_on(url, "CREATE TABLE public.theirs (id int PRIMARY KEY, v text)")
         yield url
-        await server.execute("DROP DATABASE empty_one WITH (FORCE)")
 
 
 @pytest.mark.versions
@@ -128,7 +124,7 @@ def test_the_revisions_are_those_that_alembic_runs(tmp_path: Path) -> None:
 
 def test_a_gateway_imports_no_alembic() -> None:
     """It takes longer to import than all the rest, in each worker process."""
-    loaded = "import sys, fencepost.server.wiring; print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
+    loaded = "import sys, fencepost.server.serve; print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -175,23 +171,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-async def empty_database(postgres: PostgresServer) -> AsyncIterator[Empty]:
-    """Give a function that makes an empty database, and returns its URL."""
-    async with AsyncExitStack() as databases:
+def empty_database(postgres: PostgresServer, stack: AsyncExitStack) -> Empty:
+    async def make() -> str:
+        return await stack.enter_async_context(never_migrated(postgres, f"compared_{next(_numbers)}"))
 
-        async def make() -> str:
-            return await databases.enter_async_context(_empty(postgres))
-
-        yield make
-
-
-@asynccontextmanager
-async def _empty(postgres: PostgresServer) -> AsyncIterator[str]:
-    name = f"compared_{next(_numbers)}"
-    async with connection_to(postgres.url) as server:
-        await server.execute(f"CREATE DATABASE {name}")
-        yield in_database(postgres.url, name)
-        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    return make
 
 
 async def dumped(url: str) -> str:
@@ -383,13 +367,10 @@ async def test_an_older_version_that_waited_for_the_newer_ones_migration_is_refu
     await holder.execute("SELECT pg_advisory_lock($1)", 0x66656E6365)
     older = asyncio.create_task(upgrade(database))
     observer = await connect()
-
-    async def waits() -> bool:
-        return bool(
-            await observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        )
-
-    await eventually(waits, what="a migration that waits for another one")
+    await eventually(
+        lambda: observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"),
+        what="a migration that waits for another one",
+    )
     await holder.execute("UPDATE fencepost.alembic_version SET version_num = '9999'")
     await holder.execute("SELECT pg_advisory_unlock($1)", 0x66656E6365)
     with pytest.raises(NewerSchemaError):

@@ -436,10 +436,7 @@ REFUSED: Final[dict[str, tuple[str, str, object, dict[str, str]]]] = {
     "row that is not there": ("POST", "/v1/claims", {"resource": f"things/{LONG}"}, {}),
     "lock and owner": ("POST", "/v1/leases", {"lock": LONG, "owner": LONG[:90_000], "ttl_ms": 1000}, {}),
     "line of a batch": (
-        "POST",
-        "/v1/batch",
-        {"method": "PATCH", "path": "things/1", "token": 9, "body": {LONG: 1}},
-        {},
+        "POST", "/v1/batch", {"method": "PATCH", "path": "things/1", "token": 9, "body": {LONG: 1}}, {},
     ),
     "unknown table in a path": ("PATCH", f"{DATA}{IN_A_HEAD}/1", {"n": 1}, {}),
     "control characters in a path": ("PATCH", f"{DATA}{quote(chr(1)) * 20_000}/1", {"n": 1}, {}),
@@ -449,7 +446,7 @@ REFUSED: Final[dict[str, tuple[str, str, object, dict[str, str]]]] = {
     "preference": ("PATCH", f"{DATA}things/1", {"n": 1}, {"Prefer": IN_A_HEAD}),
     "credential": ("GET", f"{DATA}things", None, {"Authorization": f"Bearer {IN_A_HEAD}"}),
     "request id": ("PATCH", f"{DATA}things/none", {"n": 1}, {"X-Request-Id": IN_A_HEAD}),
-}
+}  # fmt: skip
 """Requests that are refused: method, path, body, headers."""
 KEPT: Final[dict[str, tuple[str, str, object]]] = {
     "PATCH by filter": ("PATCH", f"{DATA}things?id=neq.one", {"n": 1}),
@@ -509,13 +506,10 @@ SECRET: Final = "s" * 40
 OURS: Final = 2**47 + 10**9
 """From here on ids have the form of a lease's, and are none's."""
 NO_LEASES: Final = {
-    "renew, no id": ("POST", "/v1/leases/{}/renew", 10**9),
-    "renew": ("POST", "/v1/leases/{}/renew", OURS),
-    "mint": ("POST", "/v1/leases/{}/tokens", OURS),
-    "release": ("DELETE", "/v1/leases/{}", OURS),
-    "look": ("GET", "/v1/leases/{}", OURS),
-    "renew at a source": ("POST", "/v1/leases/other-{}/renew", OURS),
-}
+    "renew, no id": ("POST", "/v1/leases/{}/renew", 10**9), "renew": ("POST", "/v1/leases/{}/renew", OURS),
+    "mint": ("POST", "/v1/leases/{}/tokens", OURS), "release": ("DELETE", "/v1/leases/{}", OURS),
+    "look": ("GET", "/v1/leases/{}", OURS), "renew at a source": ("POST", "/v1/leases/other-{}/renew", OURS),
+}  # fmt: skip
 """Method, path, and the first id."""
 
 
@@ -592,13 +586,9 @@ def renewals() -> None:
 
 
 NAMES: Final[dict[str, Callable[[], None]]] = {
-    "unsent": lambda: asyncio.run(unsent()),
-    "bodies": bodies,
-    "held": held,
-    "letters": letters,
-    "records": records,
+    "unsent": lambda: asyncio.run(unsent()), "bodies": bodies, "held": held, "letters": letters, "records": records,
     "renewals": renewals,
-}
+}  # fmt: skip
 
 if __name__ == "__main__":
     for chosen in sys.argv[1:] or NAMES:

@@ -367,16 +367,11 @@ class ScopeStorm:
     async def _write(self, turn: Turn, gateway: httpx.AsyncClient) -> None:
         """Write to all tables; stops at the first refusal, as a client would."""
         a, n = turn.account, turn.read + 1
-        for token, (method, path, body) in zip(
-            turn.tokens,
-            (
-                ("PATCH", f"counters/{a}", {"n": n}),
-                ("POST", "entries", {"account_id": a, "no": n}),
-                ("PUT", f"parts/{n % 2},{a}", {"n": n}),
-                ("DELETE", f"entries?account_id=eq.{a}&no=lt.{n}", None),
-            ),
-            strict=True,
-        ):
+        writes = (
+            ("PATCH", f"counters/{a}", {"n": n}), ("POST", "entries", {"account_id": a, "no": n}),
+            ("PUT", f"parts/{n % 2},{a}", {"n": n}), ("DELETE", f"entries?account_id=eq.{a}&no=lt.{n}", None),
+        )  # fmt: skip
+        for token, (method, path, body) in zip(turn.tokens, writes, strict=True):
             answer = await gateway.request(
                 method, f"/v1/data/{path}", json=body, headers={"X-Fence-Token": str(token), "Prefer": "return=minimal"}
             )

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
-from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read
+from click.testing import CliRunner
+from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, raised, read
 from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.manual_clock import UNHURRIED
+from tests.support.servers import command
 from tests.support.violations import assert_none, promised
 
 from fencepost.cli.main import main
@@ -70,7 +71,6 @@ class Consumers:
         return self.processes[member]
 
     async def begun(self, member: str) -> None:
-        """Wait until it consumes."""
         output = self.processes[member].stdout
         assert output is not None
         line = await asyncio.wait_for(asyncio.to_thread(output.readline), 2 * PATIENCE)
@@ -226,7 +226,7 @@ class Copied:
     def copy_directory(self) -> None:
         """Copy the data directory, and go on with the original."""
         self.server.stop()
-        shutil.copytree(self._data, self._spare, symlinks=True, copy_function=_copy_with_owner)
+        shutil.copytree(self._data, self._spare, symlinks=True)
         _own_alike(self._data, self._spare)
         self.server.start()
 
@@ -255,10 +255,6 @@ class Copied:
         self.server.start()
 
 
-def _copy_with_owner(source: str, target: str) -> None:
-    shutil.copy2(source, target)
-
-
 def _own_alike(source: Path, target: Path) -> None:
     for folder, _, files in os.walk(source):
         for path in (Path(folder), *(Path(folder) / name for name in files)):
@@ -280,7 +276,6 @@ def copied(bin_dir: Path) -> Iterator[Copied]:
 
 @asynccontextmanager
 async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.AsyncClient]:
-    """Make the database, and serve it."""
     await copied.on_server("CREATE DATABASE shop")
     await upgrade(copied.url)
     async with connection_to(copied.url) as db:
@@ -291,15 +286,6 @@ async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.
         assert (await put(http, "k", first.tokens[0], "copied")).status_code == 201
         await http.delete(f"/v1/leases/{first.lease_id}", headers=first.headers)
         yield http
-
-
-async def command(url: str, *arguments: str) -> Result:
-    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", url])
-
-
-async def raised(url: str, *arguments: str) -> Result:
-    options = ["generation", "--database-url", url, "raise", "--reason", "a test", *arguments]
-    return await asyncio.to_thread(CliRunner().invoke, main, options)
 
 
 async def answering(http: httpx.AsyncClient) -> None:
@@ -325,7 +311,7 @@ async def is_refused_until_raised(
             ready = await asked.get("/readyz")
             assert (ready.status_code, message in ready.json()["origin"]) == (503, True), ready.text
     for program in ("doctor", "generation") if seen_by_doctor else ():
-        answered = await command(url, program)
+        answered = await command(program, database=url)
         assert (answered.exit_code, message in answered.output) == (1, True), answered.output
         assert "generation raise --reason" in answered.output
     mended = await raised(url)
@@ -335,7 +321,7 @@ async def is_refused_until_raised(
     promised(min(successor.tokens) > max(paused.tokens), f"tokens fall from {paused.tokens} to {successor.tokens}")
     assert code(await patch(http, "k", paused.tokens[2], "ZOMBIE")) == (409, "FP001")
     assert (await patch(http, "k", successor.tokens[0], "second")).status_code == 200
-    assert (await command(url, "doctor")).exit_code == 0
+    assert (await command("doctor", database=url)).exit_code == 0
 
 
 @asynccontextmanager
@@ -425,7 +411,7 @@ async def test_renaming_the_original_needs_no_operator(copied: Copied) -> None:
         assert (await patch(http, "k", paused.tokens[2], "second")).status_code == 200
 
 
-async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_through_it(
+async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_on(
     copied: Copied,
 ) -> None:
     """By its position alone: no moment is left after the copy."""

@@ -71,7 +71,6 @@ class Writers:
 
     @property
     def accepted(self) -> int:
-        """How many writes were answered as done."""
         return self.answers["done: sdk"] + self.answers["done: by hand"]
 
     async def _with_sdk(self, name: str, keys: tuple[str, ...]) -> None:

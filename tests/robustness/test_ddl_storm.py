@@ -19,11 +19,9 @@ pytestmark = pytest.mark.long("storms of DDL and restores")
 
 OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1500)
 THROUGH = {
-    "no hole": None,
-    "raise_mark takes every token": "insert",
-    "a DELETE leaves no mark": "insert",
+    "no hole": None, "raise_mark takes every token": "insert", "a DELETE leaves no mark": "insert",
     "a floor does not rise when a table leaves its scope": "update",
-}
+}  # fmt: skip
 """Each hole of SABOTAGE → the stale write that goes through it."""
 
 

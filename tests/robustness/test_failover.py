@@ -128,8 +128,8 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]
 
 
-async def raised(url: str, reason: str = "standby promoted") -> Result:
-    arguments = ["generation", "--database-url", url, "raise", "--reason", reason]
+async def raised(url: str, *more: str) -> Result:
+    arguments = ["generation", "--database-url", url, "raise", "--reason", "a test", *more]
     return await asyncio.to_thread(CliRunner().invoke, main, arguments)
 
 
@@ -181,13 +181,10 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert refusal.json()["found"]["system_identifier"] == refusal.json()["known"]["system_identifier"]
         assert "a standby was promoted" in refusal.json()["detail"]
         for answer in (
-            await put(http, "new", old.tokens[-1], "zombie"),
-            await claim(http, "orders/k", old.tokens[-1]),
-            await put(http, "j", 8, "eight", "jobs"),
-            await acquire(http, "successor"),
-            await old.renew(),
+            await put(http, "new", old.tokens[-1], "zombie"), await claim(http, "orders/k", old.tokens[-1]),
+            await put(http, "j", 8, "eight", "jobs"), await acquire(http, "successor"), await old.renew(),
             await old.mint(),
-        ):
+        ):  # fmt: skip
             assert code(answer) == REFUSED
         ready = await http.get("/readyz")
         assert ready.status_code == 503
@@ -198,12 +195,10 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert (raising.exit_code, "is the one to write to" in raising.output) == (0, True), raising.output
 
         for answer in (
-            await patch(http, "k", old.tokens[-1], "zombie"),
-            await put(http, "new", old.tokens[-1], "zombie"),
-            await claim(http, "orders/k", old.tokens[-1]),
-            await claim(http, "orders/new", old.tokens[-1]),
+            await patch(http, "k", old.tokens[-1], "zombie"), await put(http, "new", old.tokens[-1], "zombie"),
+            await claim(http, "orders/k", old.tokens[-1]), await claim(http, "orders/new", old.tokens[-1]),
             await patch(http, "new", old.tokens[-1], "zombie"),
-        ):
+        ):  # fmt: skip
             assert code(answer) == (409, "FP001"), answer.text
         assert (await old.renew()).status_code == 410
         assert (await old.mint()).status_code == 410
@@ -249,10 +244,8 @@ async def test_a_standby_serves_reads_and_its_connections_follow_its_promotion(b
         async with in_process(of_standby(pair), consume_here=False) as http, connection_to(of_standby(pair)) as look:
             assert await read(http, "k") == "new"
             for answer in (
-                await patch(http, "k", 2, "written"),
-                await acquire(http, "eager"),
-                await claim(http, "orders/k", 2),
-            ):
+                await patch(http, "k", 2, "written"), await acquire(http, "eager"), await claim(http, "orders/k", 2),
+            ):  # fmt: skip
                 assert code(answer) == (503, "FP010")
                 assert "is a standby" in answer.json()["detail"]
                 assert "Retry-After" in answer.headers
@@ -309,7 +302,7 @@ async def _holder(http: httpx.AsyncClient, owner: str) -> Holder | None:
     return Holder(http, lease["lease_id"], lease["secret"], [int(token) for token in lease["tokens"]])
 
 
-async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_its_successor_is_met(
+async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_the_next_is_met(
     bin_dir: Path,
 ) -> None:
     """Split brain: the link turns while connections to the old primary are open, and it knows nothing of it."""

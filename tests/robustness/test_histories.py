@@ -10,7 +10,6 @@ import pytest
 from benchmarks.layers.__main__ import measure_all, services
 from benchmarks.layers.layers import COMBINATIONS
 from benchmarks.layers.report import broken
-from tests.robustness.test_consume import raised as raised_with
 from tests.robustness.test_failover import (
     REFUSED,
     _holder,
@@ -74,7 +73,7 @@ async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ende
         ready = await http.get("/readyz")
         assert (ready.status_code, "its history does not know" in ready.json()["origin"]) == (503, True)
 
-        ended = await raised_with(other, "--above", str(paused.tokens[0]))
+        ended = await raised(other, "--above", str(paused.tokens[0]))
         assert ended.exit_code == 0, ended.output
         assert code(await patch(http, "k", paused.tokens[1], "ZOMBIE")) == (409, "FP001")
         successor = await holder(http, "C", tokens=3)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import asyncpg
@@ -17,13 +17,13 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.conformance.benches import running_etcd, zookeeper_says
+from tests.conformance.benches import leading, running_ensemble, running_etcd
 from tests.support.elections import WITHIN, Candidate, Contest, contest
 from tests.support.gateways import Gateway, serving_process
 from tests.support.interleave import Connection, connection_to
-from tests.support.lease_gateways import Grant, History, Side, in_line, look_on, open_side, post, release, running
+from tests.support.lease_gateways import Grant, History, Side, in_line, open_side, post, release, running
 from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
-from tests.support.servers import all_gone, or_skipped
+from tests.support.servers import all_gone
 from tests.support.violations import judging, promised
 
 from fencepost.server.ops import demo
@@ -33,7 +33,6 @@ from fencepost.server.ops.migrate import upgrade
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.lock_services import zookeeper
 from fencepost.testing.servers.postgres import clone, in_database
 from fencepost.testing.servers.processes import (
     PATIENCE,
@@ -43,7 +42,6 @@ from fencepost.testing.servers.processes import (
     new_directory,
     remove_directory,
 )
-from fencepost.testing.servers.server import Server
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -81,7 +79,6 @@ async def waiting(observer: Connection) -> list[str]:
 
 # Two gateways on one database
 
-
 # Gateways and a PostgreSQL that go away
 
 
@@ -102,11 +99,10 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 async def observer(server: PostgresServer) -> AsyncIterator[Connection]:
-    connection = await look_on(server.url)
-    for table in ("locks", "leases", "draws", "waiters", "gateways"):
-        await connection.execute(f"TRUNCATE fencepost.{table}")
-    yield connection
-    await connection.close(timeout=5)
+    async with connection_to(server.url) as connection:
+        for table in ("locks", "leases", "draws", "waiters", "gateways"):
+            await connection.execute(f"TRUNCATE fencepost.{table}")
+        yield connection
 
 
 @pytest.fixture
@@ -144,9 +140,7 @@ async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     await release(client, await lease(await asyncio.wait_for(third, PATIENCE)))
 
 
-async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
-    server: PostgresServer, observer: Connection
-) -> None:
+async def test_a_waiter_gets_the_lock_though_postgresql_restarts(server: PostgresServer, observer: Connection) -> None:
     async with running(server.url) as client:
         holder = await lease(await post(client, "x", ttl_ms=300_000))
         first = await wait(client, observer, "first")
@@ -515,9 +509,7 @@ def cut_off(port: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refused(
-    database: str, tmp_path: Path
-) -> None:
+async def test_a_leader_whose_gateway_is_cut_off_from_the_service_is_refused(database: str, tmp_path: Path) -> None:
     """Its gateway still reaches PostgreSQL: nothing but the fence is in the way."""
     with running_etcd(tmp_path, nodes=3) as etcd:
         alone, *others = etcd.endpoints
@@ -545,50 +537,26 @@ async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None
             await still_works(election, first, second, term)
 
 
-@asynccontextmanager
-async def ensemble(directory: Path) -> AsyncIterator[dict[int, Server]]:
-    """Run three ZooKeeper servers; gives them by client port."""
-    ports = [(free_port(), free_port(), free_port()) for _ in range(3)]
-    members = [f"server.{n}=127.0.0.1:{peer}:{vote}" for n, (_, peer, vote) in enumerate(ports, 1)]
-    servers = {}
-    for n, (port, _, _) in enumerate(ports, 1):
-        home = directory / f"server-{n}"
-        with or_skipped():
-            more = "\n".join(["initLimit=50", "syncLimit=25", *members])
-            servers[port] = zookeeper(home, more, port=port).server
-        (home / "data" / "myid").write_text(str(n))
-    try:
-        for server in servers.values():
-            server.start()
-        for server in servers.values():
-            await server.serves()
-        yield servers
-    finally:
-        for server in servers.values():
-            server.crash()
-
-
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
 async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) -> None:
-    async with ensemble(tmp_path) as servers:
+    with running_ensemble(tmp_path) as servers:
         url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in servers)}?session_timeout_s=6"
         async with running(database, sources=f"zookeeper={url}") as http, contest(database, "zookeeper") as election:
             gateway = str(http.base_url)
             first, second, term = await led_and_followed(election, gateway, gateway)
-            leading = [port for port in servers if "Mode: leader" in zookeeper_says(port, "srvr")]
-            servers[leading[0]].crash()
+            servers[leading(servers)].crash()
             await still_works(election, first, second, term)
 
 
 async def still_works(election: Contest, first: Candidate, second: Candidate, term: int) -> None:
     """Writes go on, whichever leads by now, also when the leader dies."""
     await election.goes_on()
-    leading = (await election.history())[-1].term
-    leader, other = (first, second) if {"elected": leading} in first.lines else (second, first)
+    leads = (await election.history())[-1].term
+    leader, other = (first, second) if {"elected": leads} in first.lines else (second, first)
     await leader.kill()
 
     async def another_client_wrote() -> bool:
-        return (await election.history())[-1].term > leading
+        return (await election.history())[-1].term > leads
 
     await eventually(another_client_wrote, within=WITHIN, what="the other's write")
     new = (await election.history())[-1].term

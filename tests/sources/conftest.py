@@ -81,19 +81,17 @@ def secret() -> str:
     return secrets.token_urlsafe(24)
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
+async def serving(stack: AsyncExitStack, database: str, name: str, url: str, **pinned: Any) -> Api:
+    """Serve a database with the source of this name, and a table orders: its own, unless `source` says otherwise."""
+    client = await stack.enter_async_context(in_process(database, sources=f"{name}={url}"))
+    await orders(database, **{"source": name, **pinned})
+    return Api(client, name, database)
 
 
 @pytest.fixture
 async def api(bench: Bench, database: str, stack: AsyncExitStack) -> Api:
-    """Serve the test's database with the bench's service as the source `lock_service`, and a table pinned to it."""
-    name = "lock_service"
-    client = await stack.enter_async_context(in_process(database, sources=f"{name}={bench.url}"))
-    await orders(database, source=name)
-    return Api(client, name, database)
+    """Serve the test's database with the bench's service as the source `lock_service`."""
+    return await serving(stack, database, "lock_service", bench.url)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from tests.sources.scripted import NAME, Scripted
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock, settled
+from tests.support.servers import until
 
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
@@ -201,9 +202,7 @@ async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_as
 
 
 @pytest.mark.parametrize("number", [5, 4])
-async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source(
-    make: Callable[..., Any], number: int
-) -> None:
+async def test_a_number_not_above_what_was_issued_quarantines_the_source(make: Callable[..., Any], number: int) -> None:
     async with make(numbers=itertools.count(5)) as stage:
         assert (await stage.acquire("a")).lease.tokens == (5,)
         stage.service.numbers = itertools.count(number)
@@ -379,11 +378,7 @@ async def test_a_request_that_is_cancelled_with_its_grant_leaves_no_hold(make: C
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-
-        async def free() -> bool:
-            return not stage.service.held
-
-        await eventually(free, what="the hold given back")
+        await until(lambda: not stage.service.held, what="the hold given back")
 
 
 async def test_a_gateway_that_stops_lets_a_hold_be_given_back_before_it_leaves_the_service(
@@ -424,17 +419,12 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
         for lock in "ab":
             wanted = LockRequest((lock,), lock, "me", 300)
             await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
-
-        async def ended() -> bool:
-            return "b" not in stage.service.held
-
-        await eventually(ended, what="the other hold's end")
+        await until(lambda: "b" not in stage.service.held, what="the other hold's end")
         assert "a" in stage.service.held
-
-        async def output() -> bool:
-            return any("could not be ended yet" in trouble for trouble in stage.troubles)
-
-        await eventually(output, what="what is said of the first one")
+        await until(
+            lambda: any("could not be ended yet" in trouble for trouble in stage.troubles),
+            what="what is said of the first one",
+        )
         stage.service.stuck.clear()
 
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 from tests.conformance.benches import Bench, RedisBench, opened, redis_command
-from tests.sources.conftest import Api, one_source, orders, secret
+from tests.sources.conftest import Api, one_source, secret, serving
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, connection_to
 
@@ -232,12 +232,6 @@ async def test_a_name_that_the_lock_service_cannot_have_is_the_callers_error(dat
 NAME = "lock_service"
 
 
-async def serving(bench: Bench, database: str, stack: AsyncExitStack, *, verify: bool) -> Api:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    await orders(database, source=NAME, verify=verify)
-    return Api(client, NAME, database)
-
-
 async def native(bench: Bench, lock: str, count: int = 4) -> list[int]:
     """Take a lock as a program without Fencepost would, and give it back. Numbers as the service counts them."""
     source = await opened(bench)
@@ -260,10 +254,8 @@ async def _can_verify(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("_can_verify")
-async def test_a_number_that_the_service_has_issued_is_taken(
-    bench: Bench, database: str, stack: AsyncExitStack
-) -> None:
-    api = await serving(bench, database, stack, verify=True)
+async def test_a_number_that_the_service_issued_is_taken(bench: Bench, database: str, stack: AsyncExitStack) -> None:
+    api = await serving(stack, database, NAME, bench.url, verify=True)
     first, second, third, fourth = await native(bench, "elsewhere")
     for forged, code in ((fourth + 10**9, "FP018"), (2**63 - 1, "FP008")):
         refused = await api.write(forged)
@@ -287,7 +279,7 @@ async def test_a_number_that_the_service_has_issued_is_taken(
 async def test_without_verify_only_what_came_through_the_gateway_is_known(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
-    api = await serving(bench, database, stack, verify=False)
+    api = await serving(stack, database, NAME, bench.url)
     (number,) = await native(bench, "elsewhere", 1)
     refused = await api.write(number)
     assert (refused.status_code, refused.json()["code"]) == (409, "FP018")
@@ -301,7 +293,7 @@ async def test_without_verify_only_what_came_through_the_gateway_is_known(
 async def test_a_service_that_cannot_be_asked_lets_no_unknown_number_pass(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
-    api = await serving(bench, database, stack, verify=True)
+    api = await serving(stack, database, NAME, bench.url, verify=True)
     one, two, three, four = await native(bench, "elsewhere")
     assert (await api.write(two)).status_code == 200
     await bench.crash()
@@ -318,10 +310,8 @@ async def test_a_service_that_cannot_be_asked_lets_no_unknown_number_pass(
 
 
 @pytest.mark.usefixtures("_can_verify")
-async def test_direct_sql_knows_what_the_gateway_has_verified(
-    bench: Bench, database: str, stack: AsyncExitStack
-) -> None:
-    api = await serving(bench, database, stack, verify=True)
+async def test_direct_sql_knows_what_the_gateway_verified(bench: Bench, database: str, stack: AsyncExitStack) -> None:
+    api = await serving(stack, database, NAME, bench.url, verify=True)
     _, two, three, four = await native(bench, "elsewhere")
     connection = await asyncpg.connect(database)
     stack.push_async_callback(connection.close)

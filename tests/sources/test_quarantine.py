@@ -11,8 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conformance.benches import redis_server, running_etcd, running_zookeeper
-from tests.sources.conftest import Api, orders
-from tests.support.gateways import in_process
+from tests.sources.conftest import Api, serving
 from tests.support.interleave import connection_to
 
 from fencepost.cli.main import main
@@ -100,13 +99,10 @@ def service(request: pytest.FixtureRequest) -> Restorable:
 
 @pytest.fixture
 async def api(service: Restorable, database: str, stack: AsyncExitStack) -> Api:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={service.url}"))
-    await orders(database, source=NAME)
-    return Api(client, NAME, database)
+    return await serving(stack, database, NAME, service.url)
 
 
 async def fencepost(api: Api, *arguments: str) -> Result:
-    """Run the command line on the test's database."""
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments], env={"FENCEPOST_DATABASE_URL": api.database})
 
 

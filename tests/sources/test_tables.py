@@ -10,7 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conformance.benches import Bench, running_redis
-from tests.sources.conftest import Api, orders
+from tests.sources.conftest import Api, orders, serving
 from tests.support.gateways import in_process
 from tests.support.interleave import connection_to
 from tests.support.lease_gateways import running
@@ -60,9 +60,7 @@ async def test_a_source_has_to_be_known_before_tables_are_pinned_to_it(bench: Be
 async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    await orders(database)
-    api = Api(client, NAME, database)
+    api = await serving(stack, database, NAME, bench.url, source=None)
     assert (await api.write(7_000_000)).status_code == 200, "of an external source"
     async with connection_to(database) as connection:
         await protect(connection, "orders", source=NAME)
@@ -76,9 +74,7 @@ async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
 async def test_a_source_that_is_in_use_is_not_moved_by_another_table(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    await orders(database, source=NAME)
-    api = Api(client, NAME, database)
+    api = await serving(stack, database, NAME, bench.url)
     held = await api.grant("orders/used", tokens=3)
     assert (await api.write(held["tokens"][0])).status_code == 200
     connection = await asyncpg.connect(database)
@@ -111,14 +107,11 @@ async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) ->
 async def test_a_service_that_has_issued_no_token_begins_above_another_sources_marks(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    await orders(database, source="builtin")
-    api = Api(client, "builtin", database)
-    before = await api.grant("k", tokens=30)
+    api = await serving(stack, database, NAME, bench.url, source="builtin")
+    before = await api.grant("k", tokens=30, source="builtin")
     assert (await api.write(before["tokens"][-1])).status_code == 200
     async with connection_to(database) as connection:
         await protect(connection, "orders", source=NAME)
-    api.source = NAME
     granted = await api.grant("orders/k-anew")
     assert int(granted["token"]) > 2**48
     assert (await api.write(granted["token"])).status_code == 200

@@ -26,15 +26,9 @@ _LINE = re.compile(
 _TOKEN = re.compile(r"\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|\(|\)| |[^ ()\"']+")
 _TRANSACTIONS = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
 _NOT_OF_REQUESTS = (
-    "pg_backend_pid",
-    "pg_settings",
-    "pg_terminate_backend",
-    "pg_stat_activity",
-    "LISTEN",
-    "pg_attribute",
-    "current_setting(wanted",
-    "transaction_read_only",
-)
+    "pg_backend_pid", "pg_settings", "pg_terminate_backend", "pg_stat_activity", "LISTEN", "pg_attribute",
+    "current_setting(wanted", "transaction_read_only",
+)  # fmt: skip
 """What connections are settled with, and the catalog is read by: not what a request sends."""
 
 
@@ -91,7 +85,6 @@ class Recorder:
             _current.reset(token)
 
     def keep(self, label: str, request: Request) -> None:
-        """Keep what was sent under this label."""
         for sql, arguments in request.sent:
             labels = self._found.setdefault(self._without_oids(sql), (arguments, []))[1]
             if label not in labels:

@@ -88,7 +88,6 @@ TABLES = [
 
 
 async def make(connection: Connection) -> None:
-    """Make the tables, protected."""
     await connection.execute(SQL)
     await connection.execute(f"SELECT setval('fencepost.tokens', {FIRST_ISSUED})")
     for rows in TABLES:
@@ -121,7 +120,6 @@ class Driver:
         return answer
 
     async def all(self) -> None:
-        """Send all of them."""
         for part in self._rows.parts:
             self._token = 100 * (1 + ALL.index(part))  # the same for each table
             await getattr(self, part)()

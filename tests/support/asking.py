@@ -79,12 +79,10 @@ def token(**changes: Any) -> str:
 
 
 def bearer(credential: str) -> dict[str, str]:
-    """Give the header that presents a token or a key."""
     return {"Authorization": f"Bearer {credential}"}
 
 
 def encode(part: bytes | dict[str, Any]) -> str:
-    """Encode a part of a token."""
     raw = part if isinstance(part, bytes) else json.dumps(part).encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
@@ -101,7 +99,6 @@ def hs256(header: bytes | dict[str, Any], payload: bytes | dict[str, Any]) -> st
 
 
 def public(*keys: Key, **changes: Any) -> dict[str, Any]:
-    """Give the JWKS with these keys."""
     return {"keys": [{**key.as_dict(private=False), **changes} for key in keys]}
 
 
@@ -140,8 +137,6 @@ def _route_of(request: httpx.Request) -> Route | None:
 
 @dataclass
 class Api:
-    """A client of one gateway."""
-
     base_url: str
     http: httpx.AsyncClient
     known_pages: set[str] = field(default_factory=set)

@@ -22,9 +22,9 @@ from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce
 from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
 from fencepost.server.times import HealthTimes, Times
-from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 TABLE = """
@@ -54,7 +54,6 @@ async def make_tables(
     effects: bool = False,
     queue: str = DEFAULT,
 ) -> None:
-    """Make the tables, protected: with `source` None they take their writes by the queue."""
     await owner.execute("SET search_path = public")
     await owner.execute(TABLE)
     await queues.register(owner, queue)
@@ -90,7 +89,6 @@ class Queue:
         return self.gateway.queues[self.name]
 
     async def append(self, *messages: Message) -> list[Position]:
-        """Append them in this order."""
         return [await self.log.append(each) for each in messages]
 
     async def append_at_once(self, messages: Sequence[Message]) -> None:
@@ -157,7 +155,6 @@ async def member(queue: Queue, times: Times = UNHURRIED) -> AsyncIterator[Member
 
 @asynccontextmanager
 async def consumed(queue: Queue, times: Times = UNHURRIED) -> AsyncIterator[Member]:
-    """Consume it."""
     async with member(queue, times) as one, consuming(one.gateway, {queue.name: one.consumer}, queue.settings):
         yield one
 

@@ -83,20 +83,13 @@ class Contest:
         self._dsn, self._source, self._ttl, self._stack = dsn, source, ttl, stack
 
     async def candidate(self, url: str, owner: str) -> Candidate:
-        """Start one that campaigns at this gateway."""
         process = await asyncio.create_subprocess_exec(
             *(
-                sys.executable,
-                "-m",
-                "tests.support.election_leader",
-                url,
-                "scheduler",
-                self._source,
-                owner,
+                sys.executable, "-m", "tests.support.election_leader", url, "scheduler", self._source, owner,
                 str(self._ttl),
             ),
             stdout=asyncio.subprocess.PIPE,
-        )
+        )  # fmt: skip
         candidate = Candidate(process)
         self._stack.push_async_callback(candidate.kill)
         return candidate

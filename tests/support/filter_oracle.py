@@ -33,39 +33,25 @@ MOODS = ["sad", "ok", "happy"]
 ROWS: list[dict[str, Any]] = [
     dict(zip(("id", "n", "q", "t", "c", "b", "m", "dm"), row, strict=True))
     for row in (
-        (1, 5, Decimal("1.50"), "apple", "ab", True, 1, 2),
-        (2, -3, Decimal(0), "Apple", "AB", False, 2, 0),
-        (3, None, None, None, None, None, None, None),
-        (4, 5, Decimal("99.99"), "", "", None, 0, 1),
+        (1, 5, Decimal("1.50"), "apple", "ab", True, 1, 2), (2, -3, Decimal(0), "Apple", "AB", False, 2, 0),
+        (3, None, None, None, None, None, None, None), (4, 5, Decimal("99.99"), "", "", None, 0, 1),
         (5, 0, Decimal("1.5"), 'a,b "c" (d)', "a", False, None, 1),
         (6, 2147483647, Decimal("-7.25"), "50%_*", "ab c", True, 2, None),
-        (7, None, Decimal(2), "é", None, True, 0, 0),
-        (8, -3, None, "b", "b", None, 1, 2),
+        (7, None, Decimal(2), "é", None, True, 0, 0), (8, -3, None, "b", "b", None, 1, 2),
     )
-]
+]  # fmt: skip
 
 # How the text of a value compares with a row's value, by column.
 READ: dict[str, Callable[[str], Any]] = {
-    "id": int,
-    "n": int,
-    "q": Decimal,
-    "t": lambda text: text.encode(),
-    "c": lambda text: text.rstrip(" ").encode(),
-    "b": lambda text: text == "true",
-    "m": MOODS.index,
-    "dm": MOODS.index,
-}
+    "id": int, "n": int, "q": Decimal, "t": lambda text: text.encode(), "c": lambda text: text.rstrip(" ").encode(),
+    "b": lambda text: text == "true", "m": MOODS.index, "dm": MOODS.index,
+}  # fmt: skip
 TEXTS = ["apple", "Apple", "", "a", "ab", "AB ", 'a,b "c" (d)', "50%_*", "é", "b", "\\", "zebra", "null"]
 VALUES: dict[str, list[str]] = {
-    "id": ["1", "4", "8", "99"],
-    "n": ["5", "-3", "0", " 2147483647", "17"],
-    "q": ["1.5", "1.500", "0", "-7.25", "1e2", "2"],
-    "t": TEXTS,
-    "c": TEXTS,
-    "b": ["true", "false"],
-    "m": MOODS,
+    "id": ["1", "4", "8", "99"], "n": ["5", "-3", "0", " 2147483647", "17"],
+    "q": ["1.5", "1.500", "0", "-7.25", "1e2", "2"], "t": TEXTS, "c": TEXTS, "b": ["true", "false"], "m": MOODS,
     "dm": MOODS,
-}
+}  # fmt: skip
 PATTERNS = ["*", "%", "a*", "*a*", "A%", "_", "ab_*", "50\\%*", "*\\_*", "*,*", "Apple", "apple ", "", "*(*)"]
 
 
@@ -94,15 +80,10 @@ class Leaf:
         left, right = comparable(actual), READ[self.column](self.value)
         return bool(
             {
-                "eq": left == right,
-                "neq": left != right,
-                "isdistinct": left != right,
-                "gt": left > right,
-                "gte": left >= right,
-                "lt": left < right,
-                "lte": left <= right,
+                "eq": left == right, "neq": left != right, "isdistinct": left != right, "gt": left > right,
+                "gte": left >= right, "lt": left < right, "lte": left <= right,
             }[self.operator]
-        )
+        )  # fmt: skip
 
     def pair(self) -> tuple[str, str]:
         """Write it as a parameter of its own, whose value is not quoted."""

@@ -29,19 +29,19 @@ from click.testing import Result
 from tests.support.interleave import Connection, connection_to
 from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import ReadyMade
-from tests.support.servers import all_gone, command
+from tests.support.servers import all_gone, command, exit_code
 
 from fencepost.server.gateway.gateway import Gateway as UseCases
 from fencepost.server.ops import demo, schema
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.api_keys import NewKey
+from fencepost.server.serve import create_app
 from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
-from fencepost.server.wiring import create_app
 from fencepost.testing.servers.gateway import GatewayServer
 from fencepost.testing.servers.postgres import clone, in_database
-from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, mentioning, server_directory
+from fencepost.testing.servers.processes import PATIENCE, descendants, mentioning, server_directory
 
 # A live gateway: uvicorn with a loop and a thread of its own, on a free port.
 
@@ -152,7 +152,6 @@ FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 
 @pytest.fixture(scope="module")
 def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
-    """Give the gateway."""
     with demo_gateway(databases, api_keys=True) as gateway:
         yield gateway
 
@@ -328,13 +327,7 @@ class Gateway:
         os.killpg(self.process.pid, signal.SIGINT)
 
     async def ended(self, *, within: float = PATIENCE) -> int:
-        """Return the exit code once the process has ended."""
-
-        async def code() -> tuple[int] | None:
-            status = self.process.poll()
-            return None if status is None else (status,)
-
-        return (await eventually(code, within=within, what="the end of fencepost serve"))[0]
+        return await exit_code(self.process, within=within, what="fencepost serve")
 
     def processes(self) -> list[int]:
         return [self.process.pid, *descendants(self.process.pid)]

@@ -29,12 +29,20 @@ Connect: TypeAlias = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"
 
 @asynccontextmanager
 async def connection_to(url: str) -> AsyncIterator[Connection]:
-    """Connect, and close the connection at the end."""
     connection = await asyncpg.connect(url)
     try:
         yield connection
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def holding(url: str, statement: str, *arguments: object) -> AsyncIterator[Connection]:
+    """Run a statement in a transaction that stays open, and is rolled back at the end unless that was done before."""
+    async with connection_to(url) as connection:
+        await connection.execute("BEGIN")
+        await connection.execute(statement, *arguments)
+        yield connection
 
 
 _WAITS_FOR_LOCK = """

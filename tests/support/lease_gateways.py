@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import asyncpg
 import httpx
 from tests.support.asking import Api
-from tests.support.gateways import serving
+from tests.support.gateways import in_thread
 from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.postgres import ReadyMade
@@ -157,13 +156,11 @@ class History:
 @asynccontextmanager
 async def running(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
     """Run a gateway until the block ends; gives a client of it."""
-    gateway = serving(dsn, **settings)
-    url = await asyncio.to_thread(gateway.__enter__)
-    try:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
-            yield client
-    finally:
-        await asyncio.to_thread(gateway.__exit__, None, None, None)
+    async with (
+        in_thread(dsn, **settings) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client,
+    ):
+        yield client
 
 
 async def post(client: httpx.AsyncClient, lock: str, **asked: object) -> httpx.Response:
@@ -174,7 +171,6 @@ async def post(client: httpx.AsyncClient, lock: str, **asked: object) -> httpx.R
 
 
 async def release(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
-    """Give a lease back."""
     answer = await client.delete(f"/v1/leases/{lease['lease_id']}", headers={"X-Lease-Secret": lease["secret"]})
     assert answer.status_code == 204, answer.text
 
@@ -279,9 +275,3 @@ class Tries:
     async def __call__(self, connection: Any, asked: LockRequest, *others: Any) -> Acquired:
         self.by_secret[asked.secret_hash] = self.by_secret.get(asked.secret_hash, 0) + 1
         return await self._try_locks(connection, asked, *others)
-
-
-async def look_on(dsn: str) -> Connection:
-    """Connect as an observer."""
-    connection: Connection = await asyncpg.connect(dsn)
-    return connection

@@ -6,20 +6,16 @@ waiter = await race.waits(race.b, race.acquire(race.b, "x", secret="new"))
 """
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
-from asyncpg.transaction import Transaction
-from tests.support.interleave import Connect, Connection, start
-from tests.support.racing import owner, racer
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Racers, owner, racer
 
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.leases import Granted, LeaseRow, LockRequest, hash_secret
 from fencepost.testing.servers.processes import eventually
-
-T = TypeVar("T")
 
 MINUTE = 60_000  # ms
 ELSEWHERE = uuid4()
@@ -64,25 +60,10 @@ def wanted(
 
 
 @dataclass
-class LeaseRace:
-    """The racers are a, b and c, with the gateway's session settings. `gateway` is the one whose waiters they are."""
+class LeaseRace(Racers):
+    """A race for locks. `gateway` is the one whose waiters the racers are."""
 
-    a: Connection
-    b: Connection
-    c: Connection
-    observer: Connection
     gateway: UUID = field(default_factory=uuid4)
-
-    async def begin(self, connection: Connection) -> Transaction:
-        transaction = connection.transaction()
-        await transaction.start()
-        return transaction
-
-    async def waits(self, connection: Connection, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start what must come to wait for a lock."""
-        task = await start(self.observer, work, connection.get_server_pid())
-        assert not task.done(), f"it did not wait: {task}"
-        return task
 
     # The product's statements
 
@@ -143,15 +124,12 @@ class LeaseRace:
 
     async def run_out(self, lease_id: int) -> None:
         """Return once a lease's time has run out by the database's clock."""
-
-        async def over() -> bool:
-            return bool(
-                await self.observer.fetchval(
-                    "SELECT expires_at < clock_timestamp() FROM fencepost.leases WHERE lease_id = $1", lease_id
-                )
-            )
-
-        await eventually(over, what="the end of the TTL")
+        await eventually(
+            lambda: self.observer.fetchval(
+                "SELECT expires_at < clock_timestamp() FROM fencepost.leases WHERE lease_id = $1", lease_id
+            ),
+            what="the end of the TTL",
+        )
 
     # Looking
 

@@ -65,14 +65,7 @@ async def lock_k(race: Race) -> Transaction:
 
 async def waiting_instead_of(race: Race, pid: int) -> None:
     """Return once this backend is gone, and one other waits for a lock."""
-
-    async def another_waits() -> bool:
-        return bool(
-            await race.observer.fetchval(
-                "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
-                pid,
-            )
-        )
-
-    await eventually(another_waits, what="the old backend gone, a new one waiting")
+    another_waits = """SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity
+                        WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'"""
+    what = "the old backend gone, a new one waiting"
+    await eventually(lambda: race.observer.fetchval(another_waits, pid), what=what)

@@ -19,7 +19,7 @@ from tests.support.interleave import Connection, connection_to
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
-from fencepost.testing.servers.postgres import Databases
+from fencepost.testing.servers.postgres import Databases, in_database
 from fencepost.testing.servers.processes import free_port, listens, new_directory, remove_directory, server_directory
 from fencepost.testing.servers.server import Server
 
@@ -394,6 +394,15 @@ async def _print(url: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(_print(sys.argv[1]))
+
+
+@asynccontextmanager
+async def empty_database(server: PostgresServer, name: str) -> AsyncIterator[str]:
+    """Make a database that was never migrated, and drop it afterwards. Gives its URL."""
+    async with connection_to(server.url) as connection:
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield in_database(server.url, name)
+        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @asynccontextmanager

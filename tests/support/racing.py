@@ -68,15 +68,36 @@ def parts(key: Key) -> tuple[str, ...]:
 
 
 @dataclass
-class Race:
+class Racers:
     """The racers are a, b and c; they have the gateway's session settings. The observer is an ordinary session."""
 
-    dsn: str
-    table: ProtectedTable
     a: Connection
     b: Connection
     c: Connection
     observer: Connection
+
+    async def begin(self, connection: Connection) -> Transaction:
+        transaction = connection.transaction()
+        await transaction.start()
+        return transaction
+
+    async def waits(self, connection: Connection, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what must come to wait for a lock."""
+        return await self.waits_at(connection.get_server_pid(), work)
+
+    async def waits_at(self, pid: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what must come to wait for a lock in the backend `pid`."""
+        task = await start(self.observer, work, pid)
+        assert not task.done(), f"it did not wait: {task}"
+        return task
+
+
+@dataclass
+class Race(Racers):
+    """A race for the rows of a protected table."""
+
+    dsn: str
+    table: ProtectedTable
 
     @property
     def fence(self) -> Fence:
@@ -95,21 +116,6 @@ class Race:
         return shown(self.table, None, 1_000_000)
 
     # Stepping
-
-    async def begin(self, connection: Connection) -> Transaction:
-        transaction = connection.transaction()
-        await transaction.start()
-        return transaction
-
-    async def waits(self, connection: Connection, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start what must come to wait for a lock."""
-        return await self.waits_at(connection.get_server_pid(), work)
-
-    async def waits_at(self, pid: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start what must come to wait for a lock in the backend `pid`."""
-        task = await start(self.observer, work, pid)
-        assert not task.done(), f"it did not wait: {task}"
-        return task
 
     # The product's statements
 
@@ -266,7 +272,8 @@ class Kind:
         await protect(connection, self.name, rule=self.rule, source=source, queue=queue)
         if self.source == "builtin":
             await connection.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
-        race = Race(dsn, await protected_table(connection, self.name), *[connection] * 4)
+        table = await protected_table(connection, self.name)
+        race = Race(connection, connection, connection, connection, dsn, table)
         if self.then is not None:
             await self.then(race)
         return race.table
@@ -293,7 +300,7 @@ async def open_race(
     else:
         observer, dsn = await owner(connect), database
         table = await kind.made_by(observer, dsn)
-    return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
+    return Race(await racer(connect), await racer(connect), await racer(connect), observer, dsn, table)
 
 
 async def protected_table(connection: Connection, name: str) -> ProtectedTable:

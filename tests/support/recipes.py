@@ -18,12 +18,10 @@ _RECIPE = re.compile(
 
 
 def recipe(name: str, page: Path = PAGE) -> str:
-    """Return the text of one recipe; KeyError if the page has none of this name."""
     return recipes(page)[name]
 
 
 def recipes(page: Path = PAGE) -> dict[str, str]:
-    """Return all recipes by name."""
     return {found["name"]: found["code"] for found in _RECIPE.finditer(page.read_text("utf-8"))}
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +33,24 @@ def or_skipped() -> Iterator[None]:
 # Finding out, through /proc, which processes of a test are alive.
 
 
+async def until(condition: Callable[[], object], *, within: float = PATIENCE, what: str = "the condition") -> None:
+    """Return once it is true; for what this process shows, where `eventually` asks others. TimeoutError, as there."""
+
+    async def is_true() -> bool:
+        return bool(condition())
+
+    await eventually(is_true, within=within, what=what)
+
+
+async def exit_code(process: "subprocess.Popen[str]", *, within: float, what: str) -> int:
+    """Return the exit code of a process once it has ended, -n for a death by signal n."""
+    await until(lambda: process.poll() is not None, within=within, what=f"the end of {what}")
+    return process.returncode
+
+
 async def all_gone(pids: list[int], *, within: float = PATIENCE) -> None:
     """Return once none of these processes runs; TimeoutError if one still does after `within` seconds."""
-
-    async def gone() -> bool:
-        return not any(alive(pid) for pid in pids)
-
-    await eventually(gone, within=within, what=f"the end of processes {pids}")
+    await until(lambda: not any(alive(pid) for pid in pids), within=within, what=f"the end of processes {pids}")
 
 
 def established(port: int, pids: list[int]) -> dict[int, set[int]]:
@@ -102,7 +113,6 @@ def self_signed(directory: Path) -> Path:
 
 
 def answer(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
-    """Give an answer of HTTP/1.1."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
@@ -117,11 +127,9 @@ class JwksServer:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
 
     def give(self, document: Mapping[str, Any]) -> None:
-        """Give this document from now on."""
         self.says = answer(json.dumps(document).encode())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
         try:
             await reader.readuntil(b"\r\n\r\n")
             self.asked += 1

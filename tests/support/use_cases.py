@@ -108,7 +108,6 @@ class Sent:
 
 
 async def batch(url: str, lines: Iterable[object]) -> list[dict[str, Any]]:
-    """Send a whole batch, and give its verdicts."""
     sent = await Sent.open(url)
 
     async def send() -> None:

@@ -11,7 +11,6 @@ from fencepost.testing.servers.postgres import Databases
 
 @pytest.fixture(scope="module")
 def own_gateway(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
-    """Run the gateway, one for all tests of a file."""
     database = databases.make()
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE orders (order_id text PRIMARY KEY, status text)")

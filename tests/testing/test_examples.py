@@ -83,7 +83,6 @@ def in_java() -> list[str]:
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a broker; gives its address."""
     pytest.importorskip("confluent_kafka", reason="no confluent-kafka: pip install '.[kafka]'")
     with or_skipped():
         kafka = Kafka(tmp_path_factory.mktemp("kafka"))
@@ -93,7 +92,6 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def topic(brokers: str, request: pytest.FixtureRequest) -> str:
-    """Make a topic of the test's own."""
     admin = pytest.importorskip("confluent_kafka.admin")
     name = f"orders-{request.node.callspec.id}"
     client = admin.AdminClient({"bootstrap.servers": brokers})

@@ -78,9 +78,7 @@ def status(url: str, table: str = "plain") -> str:
 @pytest.mark.parametrize(
     ("when", "stored", "autocommit"), [("before-commit", "new", True), ("after-commit", "paid", False)]
 )
-def test_the_answer_is_lost_and_the_commit_is_done_or_not(
-    plain: str, when: str, stored: str, *, autocommit: bool
-) -> None:
+def test_the_answer_is_lost_and_the_commit_done_or_not(plain: str, when: str, stored: str, *, autocommit: bool) -> None:
     with Link.to(plain) as link, psycopg.connect(link.url, autocommit=autocommit) as connection:
         connection.execute("SELECT 1")
         with cut(link, when=when) as done, pytest.raises(psycopg.OperationalError):  # type: ignore[arg-type]

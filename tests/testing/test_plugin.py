@@ -56,7 +56,6 @@ def run_pytest(directory: Path, *arguments: str | Path, python: str | Path = sys
 
 
 def project(directory: Path, name: str) -> Path:
-    """Copy a project to a directory of its own."""
     file = directory / f"test_{name}.py"
     file.write_text((PROJECTS / f"{name}.py").read_text())
     return file
@@ -244,9 +243,7 @@ CLIENT = "def test_it(fencepost_client): assert fencepost_client.locks() == []\n
 
 
 @LONG
-def test_tables_are_made_there_and_dropped_and_one_that_was_there_is_left_alone(
-    gateway: GatewayServer, tmp_path: Path
-) -> None:
+def test_tables_are_made_there_and_dropped_and_one_that_was_there_stays(gateway: GatewayServer, tmp_path: Path) -> None:
     (tmp_path / "test_tables.py").write_text(TABLES)
     (tmp_path / "test_there.py").write_text(
         "import sqlalchemy as sa\n"

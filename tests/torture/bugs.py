@@ -95,7 +95,6 @@ class Planted:
 
 
 def config(setting: Setting, out: Path, seed: int, database_url: str | None, bug: str = "none") -> Config:
-    """Give the run of a setting, with processes that have the bug of this name."""
     return Config(
         out=out,
         seed=seed,
@@ -141,6 +140,10 @@ def swap(owner: object, name: str, broken: Any) -> Any:
     return was
 
 
+async def _nothing(*_: object, **__: object) -> None:
+    """Stand in for a step that is left out."""
+
+
 # The runs that bugs share.
 
 _MORE_TOKENS: Final = 200
@@ -155,9 +158,6 @@ def _lagging_standby() -> Iterator[None]:
     up for that: no token comes again.
     """
     fail_over = OwnPrimary.fail_over
-
-    async def asynchronous(_connection: Any) -> None:
-        pass
 
     async def drawn(connection: Connection) -> int:
         return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
@@ -186,7 +186,7 @@ def _lagging_standby() -> Iterator[None]:
         return fail_over(of)
 
     with (
-        mock.patch.object(stages, "make_synchronous", asynchronous),
+        mock.patch.object(stages, "make_synchronous", _nothing),
         mock.patch.object(OwnPrimary, "fail_over", lagging),
     ):
         yield
@@ -214,7 +214,6 @@ FAILOVERS: Final = Setting(
 
 # All planted bugs: what is broken, and which model of the checker has to find it in which run.
 
-
 # Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting).
 
 JUDGE_DELETE: Final = "fencepost.judge_delete(text, text, bigint, text, xid)"
@@ -235,45 +234,24 @@ _ACCEPTS: Final = (
 
 OF_MARKS: Final = [
     Planted("`<=` for `<` in fencepost.accepts", "register", ROWS, statements=(_ACCEPTS.format("mark <= token"),)),
-    Planted(
-        "DELETE leaves no mark",
-        "register",
-        ROWS,
-        lines=(
-            Line(JUDGE_DELETE, "INSERT INTO fencepost.marks AS k", "RETURN given; INSERT INTO fencepost.marks AS k"),
-        ),
-    ),
-    Planted(
-        "DELETE leaves the mark that the row had, and not its own token",
-        "register",
-        ROWS,
-        lines=(Line(JUDGE_DELETE, "VALUES (p_resource, token,", "VALUES (p_resource, greatest(old_mark, 1),"),),
-    ),
-    Planted(
-        "INSERT does not ask for the mark that outlived the row",
-        "register",
-        ROWS,
-        lines=(Line(JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN"),),
-    ),
-    Planted(
-        "marks of deleted rows are forgotten, and no floor is raised",
-        "register",
-        ROWS,
-        lines=(
-            Line(RAISE_MARK, "INSERT INTO fencepost.marks AS k",
-                 "DELETE FROM fencepost.marks k WHERE k.row_absent AND k.ctid IN (SELECT m.ctid FROM fencepost.marks m"
-                 " WHERE m.row_absent AND m.changed_at < clock_timestamp() - interval '20 ms' FOR UPDATE SKIP LOCKED);"
-                 " INSERT INTO fencepost.marks AS k"),
-        ),
-    ),
-    Planted(
-        "a scope is entered, and its mark is not raised",
-        "register",
-        ROWS,
-        lines=(
-            Line(ENTER_EACH, "SET last_fence_token = x.token,", "SET last_fence_token = k.last_fence_token,"),
-        ),
-    ),
+    Planted("DELETE leaves no mark", "register", ROWS, (
+        Line(JUDGE_DELETE, "INSERT INTO fencepost.marks AS k", "RETURN given; INSERT INTO fencepost.marks AS k"),
+    )),
+    Planted("DELETE leaves the mark that the row had, and not its own token", "register", ROWS, (
+        Line(JUDGE_DELETE, "VALUES (p_resource, token,", "VALUES (p_resource, greatest(old_mark, 1),"),
+    )),
+    Planted("INSERT does not ask for the mark that outlived the row", "register", ROWS, (
+        Line(JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN"),
+    )),
+    Planted("marks of deleted rows are forgotten, and no floor is raised", "register", ROWS, (
+        Line(RAISE_MARK, "INSERT INTO fencepost.marks AS k",
+             "DELETE FROM fencepost.marks k WHERE k.row_absent AND k.ctid IN (SELECT m.ctid FROM fencepost.marks m"
+             " WHERE m.row_absent AND m.changed_at < clock_timestamp() - interval '20 ms' FOR UPDATE SKIP LOCKED);"
+             " INSERT INTO fencepost.marks AS k"),
+    )),
+    Planted("a scope is entered, and its mark is not raised", "register", ROWS, (
+        Line(ENTER_EACH, "SET last_fence_token = x.token,", "SET last_fence_token = k.last_fence_token,"),
+    )),
 ]  # fmt: skip
 
 
@@ -299,18 +277,6 @@ def _unconditional(verb: str, operator: str = _ANY) -> None:
             return made(*arguments, **options)
 
     made: Callable[..., WriteStatement] = swap(statements, verb, broken)
-
-
-def _update_does_not_compare() -> None:
-    _unconditional("update")
-
-
-def _delete_does_not_compare() -> None:
-    _unconditional("delete")
-
-
-def _an_equal_token_passes() -> None:
-    _unconditional("update", "<=")
 
 
 def _check_then_write() -> None:
@@ -394,13 +360,6 @@ def _claim_is_rolled_back() -> None:
     write = swap(ClaimOfRow, "write", broken)
 
 
-def _claim_of_a_key_without_a_row_raises_nothing() -> None:
-    async def broken(*_: object) -> None:
-        return None
-
-    swap(attempt, "claim_absent", broken)
-
-
 def _reads_are_remembered() -> None:
     known: dict[Any, tuple[float, Any]] = {}
 
@@ -414,52 +373,28 @@ def _reads_are_remembered() -> None:
 
 
 OF_STATEMENTS: Final = [
-    Planted("UPDATE does not compare the token", "register", ROWS, (NO_TRIGGER,), gateway=_update_does_not_compare),
-    Planted(
-        "an UPDATE passes with a token that equals the mark",
-        "register",
-        ROWS,
-        (
-            Line(JUDGE_UPDATE, "fencepost.verdict(rule,", "fencepost.verdict('epoch',"),
-            Line(JUDGE_UPDATE, "nullif(nullif(new_mark, old_mark), 0)", "nullif(new_mark, 0)"),
-        ),
-        gateway=_an_equal_token_passes,
-    ),
+    Planted("UPDATE does not compare the token", "register", ROWS, (NO_TRIGGER,),
+            gateway=lambda: _unconditional("update")),
+    Planted("an UPDATE passes with a token that equals the mark", "register", ROWS, (
+        Line(JUDGE_UPDATE, "fencepost.verdict(rule,", "fencepost.verdict('epoch',"),
+        Line(JUDGE_UPDATE, "nullif(nullif(new_mark, old_mark), 0)", "nullif(new_mark, 0)"),
+    ), gateway=lambda: _unconditional("update", "<=")),
     Planted("check, then write", "register", ROWS, (NO_TRIGGER,), gateway=_check_then_write),
-    Planted(
-        "DELETE does not compare the token",
-        "register",
-        ROWS,
-        (
-            Line(
-                JUDGE_DELETE,
-                "IF verdict <> 'accepted'",
-                "IF given IS NOT NULL THEN token := given; ELSIF verdict <> 'accepted'",
-            ),
-            Line(DELETE_BODY, "AND r.last_fence_token OPERATOR(", "AND 0 OPERATOR("),
-        ),
-        gateway=_delete_does_not_compare,
-    ),
+    Planted("DELETE does not compare the token", "register", ROWS, (
+        Line(JUDGE_DELETE, "IF verdict <> 'accepted'",
+             "IF given IS NOT NULL THEN token := given; ELSIF verdict <> 'accepted'"),
+        Line(DELETE_BODY, "AND r.last_fence_token OPERATOR(", "AND 0 OPERATOR("),
+    ), gateway=lambda: _unconditional("delete")),
     Planted("a write that reaches no row is answered as stale", "register", ROWS, gateway=_zero_rows_is_stale),
-    Planted(
-        "why a write reached no row is asked of an old snapshot", "register", SCOPES, gateway=_question_is_remembered
-    ),
-    Planted(
-        "an array is judged by its first row alone",
-        "register",
-        ROWS,
-        (NO_TRIGGER,),
-        gateway=_the_array_is_judged_by_its_first_row,
-    ),
+    Planted("why a write reached no row is asked of an old snapshot", "register", SCOPES,
+            gateway=_question_is_remembered),
+    Planted("an array is judged by its first row alone", "register", ROWS, (NO_TRIGGER,),
+            gateway=_the_array_is_judged_by_its_first_row),
     Planted("a claim is not committed", "register", ROWS, gateway=_claim_is_rolled_back),
-    Planted(
-        "a claim of a key without a row raises no mark",
-        "register",
-        ROWS,
-        gateway=_claim_of_a_key_without_a_row_raises_nothing,
-    ),
+    Planted("a claim of a key without a row raises no mark", "register", ROWS,
+            gateway=lambda: swap(attempt, "claim_absent", _nothing)),
     Planted("reads are served from what was read before", "register", ROWS, gateway=_reads_are_remembered),
-]
+]  # fmt: skip
 
 
 # Bugs of group commit, and of when a write is answered (postgres/batches, gateway/writes).
@@ -501,20 +436,11 @@ def _neighbours_share_a_scope() -> None:
 OF_ANSWERS: Final = [
     Planted("answer before commit", "register", ROWS, gateway=_answer_before_commit),
     Planted("a batch's answers are shifted by one", "register", ROWS, gateway=_answers_are_shifted),
-    Planted(
-        "neighbours in a batch share a scope",
-        "register",
-        SCOPES,
-        (
-            Line(
-                ENTER_EACH,
-                "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'busy';",
-                "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'entered';",
-            ),
-        ),
-        gateway=_neighbours_share_a_scope,
-    ),
-]
+    Planted("neighbours in a batch share a scope", "register", SCOPES, (
+        Line(ENTER_EACH, "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'busy';",
+             "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'entered';"),
+    ), gateway=_neighbours_share_a_scope),
+]  # fmt: skip
 
 
 # Bugs of Idempotency-Keys, and of writes whose outcome is unknown (R15, R16).
@@ -528,70 +454,34 @@ _TWO_RECORDS: Final = "ALTER TABLE fencepost.idempotency DROP CONSTRAINT idempot
 
 
 def _records_are_written_after_the_commit() -> None:
-    async def nothing(*_: object) -> None:
-        return None
-
     async def broken(batches: _Batches, connection: BugsConnection, batch: Sequence[Any]) -> Any:
         answers = await run(batches, connection, batch)
         await record(connection, batch, range(len(batch)), answers)
         return answers
 
-    record = swap(attempt, "_record", nothing)
+    record = swap(attempt, "_record", _nothing)
     run = swap(_Batches, "run_in_transaction", broken)
 
 
-def _unknown_outcomes_are_repeated() -> None:
-    """Neither is the old backend ended, nor are key and mark looked at."""
-
-    async def broken(*_: object, **__: object) -> None:
-        return None
-
-    swap(alone, "_settle", broken)
-
-
 OF_KEYS: Final = [
-    Planted(
-        "an Idempotency-Key is recorded after the commit",
-        "set",
-        KEYS_AT_ONCE,
-        statements=(_TWO_RECORDS,),
-        gateway=_records_are_written_after_the_commit,
-    ),
-    Planted(
-        "an Idempotency-Key's lock is not tried",
-        "set",
-        KEYS_AT_ONCE,
-        (
-            Line(BEGIN, "IF NOT pg_try_advisory_xact_lock", "IF false AND NOT pg_try_advisory_xact_lock"),
-            Line(BEGIN_EACH, "SELECT pg_try_advisory_xact_lock(", "SELECT true OR pg_try_advisory_xact_lock("),
-        ),
-        statements=(_TWO_RECORDS,),
-    ),
-    Planted(
-        "any request is answered with what its Idempotency-Key was answered",
-        "once",
-        KEYS,
-        (
-            Line(BEGIN, "IF r.payload_hash <> p_hash", "IF false"),
-            Line(BEGIN_EACH, "WHEN i.payload_hash <> u.hash THEN", "WHEN false THEN"),
-        ),
-    ),
-    Planted(
-        "writes with an Idempotency-Key are not recorded",
-        "set",
-        KEYS,
-        (
-            Line(RECORD, "THEN 'applied' END", "THEN 'applied' END WHERE false"),
-            Line(RECORD_EACH, "AS u(caller, key, hash, outcome, rows, owner)",
-                 "AS u(caller, key, hash, outcome, rows, owner) WHERE false"),
-        ),
-    ),
-    Planted(
-        "a write whose outcome is unknown is repeated without a look",
-        "register",
-        LOST_ANSWERS,
-        gateway=_unknown_outcomes_are_repeated,
-    ),
+    Planted("an Idempotency-Key is recorded after the commit", "set", KEYS_AT_ONCE, statements=(_TWO_RECORDS,),
+            gateway=_records_are_written_after_the_commit),
+    Planted("an Idempotency-Key's lock is not tried", "set", KEYS_AT_ONCE, (
+        Line(BEGIN, "IF NOT pg_try_advisory_xact_lock", "IF false AND NOT pg_try_advisory_xact_lock"),
+        Line(BEGIN_EACH, "SELECT pg_try_advisory_xact_lock(", "SELECT true OR pg_try_advisory_xact_lock("),
+    ), statements=(_TWO_RECORDS,)),
+    Planted("any request is answered with what its Idempotency-Key was answered", "once", KEYS, (
+        Line(BEGIN, "IF r.payload_hash <> p_hash", "IF false"),
+        Line(BEGIN_EACH, "WHEN i.payload_hash <> u.hash THEN", "WHEN false THEN"),
+    )),
+    Planted("writes with an Idempotency-Key are not recorded", "set", KEYS, (
+        Line(RECORD, "THEN 'applied' END", "THEN 'applied' END WHERE false"),
+        Line(RECORD_EACH, "AS u(caller, key, hash, outcome, rows, owner)",
+             "AS u(caller, key, hash, outcome, rows, owner) WHERE false"),
+    )),
+    # Neither is the old backend ended, nor are key and mark looked at.
+    Planted("a write whose outcome is unknown is repeated without a look", "register", LOST_ANSWERS,
+            gateway=lambda: swap(alone, "_settle", _nothing)),
 ]  # fmt: skip
 
 
@@ -605,61 +495,33 @@ _ONE: Final = "drawn := ARRAY[nextval('fencepost.tokens')];"
 _MANY: Final = "drawn := ARRAY(SELECT nextval('fencepost.tokens') FROM generate_series(1, p_count + claiming::int));"
 
 OF_LOCKS: Final = [
-    Planted(
-        "tokens are drawn before the lock is taken",
-        "mutex",
-        LOCKS,
-        (
-            Line(ACQUIRE, _ONE, "NULL;"),
-            Line(ACQUIRE, _MANY, "NULL;"),
-            Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP", f"  {_MANY}\n  FOREACH n IN ARRAY wanted LOOP"),
-        ),
-    ),
-    Planted(
-        "sessions keep tokens in reserve",
-        "mutex",
-        LOCKS,
-        statements=("ALTER SEQUENCE fencepost.tokens CACHE 20",),
-    ),
-    Planted(
-        "a grant does not lock the lock's row",
-        "mutex",
-        LOCKS,
-        (
-            Line(ACQUIRE, "WHERE k.name = n FOR UPDATE;", "WHERE k.name = n;"),
-            Line(ACQUIRE, "ORDER BY x.lease_id FOR UPDATE;", "ORDER BY x.lease_id;"),
-        ),
-    ),
-    Planted(
-        "a lease that has ended mints",
-        "mutex",
-        LOCKS,
-        (
-            Line(EXTEND, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()", ""),
-            Line(ACQUIRE, "SET ended_at = clock_timestamp(), secret_hash = NULL\n      WHERE x.lease_id = ANY (before)",
-                 "SET ended_at = clock_timestamp()\n      WHERE x.lease_id = ANY (before)"),
-        ),
-    ),
-    Planted(
-        "a grant does not wait for the end of the lease before it",
-        "mutex",
-        CLIENTS,
-        (Line(ACQUIRE, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()\n      ORDER BY k.name",
-              "AND false\n      ORDER BY k.name"),),
-    ),
-    Planted(
-        "any secret releases a lease",
-        "mutex",
-        CLIENTS,
-        (Line(RELEASE, "AND x.secret_hash = p_hash AND", "AND"),),
-    ),
-    Planted(
-        "the end of a lease is judged by a clock that is half a second ahead",
-        "mutex",
-        CLIENTS,
-        (Line(ACQUIRE, "x.expires_at > clock_timestamp()\n      ORDER BY k.name",
-              "x.expires_at > clock_timestamp() + interval '0.5 s'\n      ORDER BY k.name"),),
-    ),
+    Planted("tokens are drawn before the lock is taken", "mutex", LOCKS, (
+        Line(ACQUIRE, _ONE, "NULL;"),
+        Line(ACQUIRE, _MANY, "NULL;"),
+        Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP", f"  {_MANY}\n  FOREACH n IN ARRAY wanted LOOP"),
+    )),
+    Planted("sessions keep tokens in reserve", "mutex", LOCKS,
+            statements=("ALTER SEQUENCE fencepost.tokens CACHE 20",)),
+    Planted("a grant does not lock the lock's row", "mutex", LOCKS, (
+        Line(ACQUIRE, "WHERE k.name = n FOR UPDATE;", "WHERE k.name = n;"),
+        Line(ACQUIRE, "ORDER BY x.lease_id FOR UPDATE;", "ORDER BY x.lease_id;"),
+    )),
+    Planted("a lease that has ended mints", "mutex", LOCKS, (
+        Line(EXTEND, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()", ""),
+        Line(ACQUIRE, "SET ended_at = clock_timestamp(), secret_hash = NULL\n      WHERE x.lease_id = ANY (before)",
+             "SET ended_at = clock_timestamp()\n      WHERE x.lease_id = ANY (before)"),
+    )),
+    Planted("a grant does not wait for the end of the lease before it", "mutex", CLIENTS, (
+        Line(ACQUIRE, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()\n      ORDER BY k.name",
+             "AND false\n      ORDER BY k.name"),
+    )),
+    Planted("any secret releases a lease", "mutex", CLIENTS, (
+        Line(RELEASE, "AND x.secret_hash = p_hash AND", "AND"),
+    )),
+    Planted("the end of a lease is judged by a clock that is half a second ahead", "mutex", CLIENTS, (
+        Line(ACQUIRE, "x.expires_at > clock_timestamp()\n      ORDER BY k.name",
+             "x.expires_at > clock_timestamp() + interval '0.5 s'\n      ORDER BY k.name"),
+    )),
 ]  # fmt: skip
 
 
@@ -714,19 +576,11 @@ def _a_stale_write_is_repeated_under_a_new_lease() -> None:
 OF_CLIENTS: Final = [
     Planted("a lease is trusted by the wall clock", "mutex", CLIENTS, worker=_trust_by_the_wall_clock),
     Planted("a renewal that fails counts as one", "mutex", CLIENTS, worker=_a_renewal_that_fails_counts),
-    Planted(
-        "each attempt of a write has an Idempotency-Key of its own",
-        "set",
-        CLIENTS_ANSWERS,
-        worker=_each_attempt_has_a_key_of_its_own,
-    ),
-    Planted(
-        "a write that was refused as stale is repeated under a new lease",
-        "set",
-        CLIENT_SETS,
-        worker=_a_stale_write_is_repeated_under_a_new_lease,
-    ),
-]
+    Planted("each attempt of a write has an Idempotency-Key of its own", "set", CLIENTS_ANSWERS,
+            worker=_each_attempt_has_a_key_of_its_own),
+    Planted("a write that was refused as stale is repeated under a new lease", "set", CLIENT_SETS,
+            worker=_a_stale_write_is_repeated_under_a_new_lease),
+]  # fmt: skip
 
 
 # Bugs that need a crash or a failover to show (R4, R19).
@@ -736,19 +590,6 @@ def _commits_do_not_wait_for_the_disk() -> None:
     for settings in (session.DURABLE, session.PINNED):
         assert isinstance(settings, dict)
         settings["synchronous_commit"] = "off"
-
-
-def _any_database_will_do() -> None:
-    swap(Origin, "problem", lambda *_: None)
-
-
-@contextmanager
-def _no_generation_is_raised() -> Iterator[None]:
-    async def nothing(_connection: Any) -> None:
-        pass
-
-    with mock.patch.object(stages, "_raise", nothing):
-        yield
 
 
 @contextmanager
@@ -766,20 +607,12 @@ def _floors_are_raised_too_far() -> Iterator[None]:
 
 OF_SERVERS: Final = [
     Planted("commits do not wait for the disk", "register", CRASHES, gateway=_commits_do_not_wait_for_the_disk),
-    Planted(
-        "no generation is raised after a failover that has lost grants",
-        "mutex",
-        FAILOVERS,
-        gateway=_any_database_will_do,
-        harness=_no_generation_is_raised,
-    ),
-    Planted(
-        "after a failover the first tokens of the new generation are refused, too",
-        "register",
-        GENERATIONS,
-        harness=_floors_are_raised_too_far,
-    ),
-]
+    Planted("no generation is raised after a failover that has lost grants", "mutex", FAILOVERS,
+            gateway=lambda: swap(Origin, "problem", lambda *_: None),
+            harness=lambda: mock.patch.object(stages, "_raise", _nothing)),
+    Planted("after a failover the first tokens of the new generation are refused, too", "register", GENERATIONS,
+            harness=_floors_are_raised_too_far),
+]  # fmt: skip
 
 
 PLANTED: list[Planted] = [*OF_MARKS, *OF_STATEMENTS, *OF_ANSWERS, *OF_KEYS, *OF_LOCKS, *OF_CLIENTS, *OF_SERVERS]

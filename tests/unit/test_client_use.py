@@ -41,9 +41,9 @@ from fencepost.client import (
 )
 from fencepost.client.lease import Lease, OperationTurns, TokenPool
 from fencepost.client.rows import SCOPE_HEADER
-from fencepost.server.election import Election, Key, Leader, Subscription, Watches
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.election import Election, Key, Leader, Subscription, Watches
 from fencepost.server.locks.source import SourceUnavailableError
 from fencepost.server.locks.source_leases import HoldWatch
 from fencepost.server.postgres import sources

@@ -22,7 +22,6 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, encoded
 from fencepost.server.fence.token import MAX_TOKEN, Token
 from fencepost.server.gateway.idempotency import read_record
-from fencepost.server.health import look_at_queue
 from fencepost.server.postgres.queues import KnownPartition, KnownQueue
 from fencepost.server.queues.log import MOST_OFFSET, Headers, Message, Position, Received
 from fencepost.server.queues.message import (
@@ -42,6 +41,7 @@ from fencepost.server.queues.message import (
     verify,
 )
 from fencepost.server.queues.redis import from_url, seconds_of
+from fencepost.server.queues.registry import look_at_queue
 from fencepost.server.times import ConsumingTimes
 from fencepost.testing.servers.processes import PATIENCE, free_port
 

@@ -16,8 +16,8 @@ from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.openapi_answers import ERRORS
 from fencepost.server.http.openapi_parts import column_schema, value_schema
 from fencepost.server.postgres.tables import Catalog
+from fencepost.server.serve import create_app
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import create_app
 
 Document = dict[str, Any]
 

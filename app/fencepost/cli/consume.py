@@ -67,8 +67,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 async def _check(settings: Settings, names: Sequence[str]) -> None:
     """Find out what keeps the workers from starting. Raises StartupError."""
+    from fencepost.server.serve import check_database  # noqa: PLC0415
     from fencepost.server.startup import within  # noqa: PLC0415
-    from fencepost.server.wiring import check_database  # noqa: PLC0415
 
     chosen_queues(settings, names)
     await within(settings.start_timeout, lambda: check_database(database_url(settings)))
@@ -77,7 +77,7 @@ async def _check(settings: Settings, names: Sequence[str]) -> None:
 async def _consume(settings: Settings, names: Sequence[str], member: str, *, echo: bool = False) -> None:
     """Consume until the process is asked to stop. Raises StartupError."""
     from fencepost.server.parts import consumer_of, consuming  # noqa: PLC0415
-    from fencepost.server.wiring import consumer_gateway  # noqa: PLC0415
+    from fencepost.server.serve import consumer_gateway  # noqa: PLC0415
 
     wanted = chosen_queues(settings, names)
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()

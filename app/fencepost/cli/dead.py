@@ -509,9 +509,9 @@ async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[
 
 def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
     """Run `work` on a queue's log. What goes wrong is one line and exit code 1."""
-    from fencepost.server.parts import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.server.queues.registry import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.server.serve import check_database, database_for_commands  # noqa: PLC0415
     from fencepost.server.startup import StartupError  # noqa: PLC0415
-    from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

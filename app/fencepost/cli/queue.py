@@ -9,16 +9,15 @@ import click
 from pydantic import SecretStr
 
 from fencepost.cli.shared import database_url, one_line, print_table, run_command, settings_options
-from fencepost.server.parts import ConfiguredQueue, names_of_queues, queues_opened, read_queues
+from fencepost.server.parts import names_of_queues, read_queues
 from fencepost.server.postgres import queues
 from fencepost.server.queues.log import LogConfigError
-from fencepost.server.queues.registry import DEFAULT, require_name
+from fencepost.server.queues.registry import DEFAULT, ConfiguredQueue, QueueStatus, look_at, queues_opened, require_name
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES
 
 if TYPE_CHECKING:
-    from fencepost.server.health import QueueStatus
     from fencepost.server.observe.events import Event
 
 
@@ -50,11 +49,10 @@ def only_queue(settings: Settings) -> str:
 _NEVER_OPENED: Final = "its log was not asked: no gateway and no consumer has opened this queue on this database"
 
 
-def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
+def look_at_queues(settings: Settings) -> tuple[list[QueueStatus], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
-    from fencepost.server.health import look_at  # noqa: PLC0415
     from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
-    from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.server.serve import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})
@@ -64,7 +62,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
         if isinstance(event, SourceTrouble):
             trouble.append(f"{event.source}: {event.reason}")
 
-    async def run() -> list["QueueStatus"]:
+    async def run() -> list[QueueStatus]:
         configured = read_queues(resolved)
         await check_database(dsn)
         async with database_for_commands(resolved) as database:
@@ -79,7 +77,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
         return run_command(run), trouble
 
 
-def queue_as_json(status: "QueueStatus") -> dict[str, object]:
+def queue_as_json(status: QueueStatus) -> dict[str, object]:
     """Give all that is known of a queue, with its partitions."""
     return {
         **asdict(status.known),
@@ -119,7 +117,7 @@ def queue(settings: Settings, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _line(status: "QueueStatus") -> tuple[str, ...]:
+def _line(status: QueueStatus) -> tuple[str, ...]:
     known = status.known
     return (
         known.name,

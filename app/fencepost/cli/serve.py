@@ -115,8 +115,8 @@ async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | Non
     """
     from fencepost.server.ops.demo import load  # noqa: PLC0415
     from fencepost.server.ops.protect import ProtectError  # noqa: PLC0415
+    from fencepost.server.serve import check_database  # noqa: PLC0415
     from fencepost.server.startup import StartupError, within  # noqa: PLC0415
-    from fencepost.server.wiring import check_database  # noqa: PLC0415
 
     if embedded:
         # Alembic is heavy, and no other database is migrated here.

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import asyncpg
 import click
@@ -29,7 +29,6 @@ from fencepost.server.ops.doctor import (
 )
 from fencepost.server.ops.doctor_tables import FENCES
 from fencepost.server.parts import (
-    ConfiguredQueue,
     ConfiguredSource,
     names_of_queues,
     read_queues,
@@ -43,12 +42,9 @@ from fencepost.server.postgres.queues import KnownQueue
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.postgres.upkeep import Size
 from fencepost.server.queues.log import LogError
-from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.queues.registry import DEFAULT, ConfiguredQueue, QueueStatus, as_noted
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
-
-if TYPE_CHECKING:
-    from fencepost.server.health import QueueStatus
 
 # `doctor`: the checks of what is configured where the command runs. Those of the database are in server/ops.
 
@@ -386,7 +382,7 @@ class Listing:
             click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
 
 
-def _unused(name: str, of: "KnownSource | QueueStatus") -> bool:
+def _unused(name: str, of: KnownSource | QueueStatus) -> bool:
     """Whether it is the database's own queue, which is always there, and nobody has used it: that is no news."""
     return name == DEFAULT and of.unused
 
@@ -448,10 +444,8 @@ def status(settings: Settings, as_json: bool) -> None:
         each.print(seen[each.key])
 
 
-def _look_at_queues(settings: Settings, known: Sequence[KnownQueue]) -> tuple[list["QueueStatus"], list[str]]:
+def _look_at_queues(settings: Settings, known: Sequence[KnownQueue]) -> tuple[list[QueueStatus], list[str]]:
     """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
-    from fencepost.server.health import as_noted  # noqa: PLC0415 - heavy
-
     if not known:
         return [], []
     trouble: list[str] = []

@@ -2,14 +2,12 @@
 
 import asyncio
 import os
-import random
 import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import orjson
@@ -19,9 +17,9 @@ from fencepost.server.consuming.applying import Applier, Ledger
 from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
 from fencepost.server.consuming.deciding import Decider, Reports
 from fencepost.server.fence.caller import ANONYMOUS, Access, Caller
-from fencepost.server.fence.seal import SealKeys, SealKeysError, parse_keys
-from fencepost.server.gateway.gateway import Gateway, Seals
-from fencepost.server.identity.api_keys import ApiKeys
+from fencepost.server.fence.seal import SealKeys, SealKeysError
+from fencepost.server.gateway.gateway import Gateway, read_keys, reason_of
+from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.identity.jwt import (
     LONGEST_ROLE,
@@ -34,26 +32,22 @@ from fencepost.server.identity.jwt import (
     read_place,
     read_role_path,
 )
-from fencepost.server.identity.keys import KeysError, looks_like, read_secret
+from fencepost.server.identity.keys import KeysError, read_secret
 from fencepost.server.locks.source import Source, SourceConfigError, SourceContext, kind_of, make
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import (
     Emit,
-    QueueFailed,
-    SealKeysRead,
-    SealKeysUnreadable,
     SourceQuarantined,
     SourceTrouble,
 )
-from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres import sources
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.queues import registry
-from fencepost.server.queues.log import Log, LogConfigError, LogError
-from fencepost.server.queues.postgres import PostgresLog
-from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.setting_files import SettingFileError, read_setting_file
+from fencepost.server.queues.log import LogConfigError
+from fencepost.server.queues.registry import DEFAULT, ConfiguredQueue
+from fencepost.server.setting_files import SettingFileError
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError, Stopping
 from fencepost.server.times import TIMES, Times
@@ -73,13 +67,19 @@ class Authentication:
     api_keys: ApiKeys | None
     names_roles: bool = False
     """Whether what a JWT says, or that there is none, makes a request that of a role."""
+    announcements: Announcements | None = None
+    """Who hears that API keys change; None: the gateway takes none."""
+
+    @property
+    def has_keys(self) -> Callable[[], bool] | None:
+        """Says whether there are keys by which JWTs are verified; None: none are fetched."""
+        jwks = self.jwks
+        return None if jwks is None else lambda: jwks.current() is not None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep keys fresh, as long as the block runs."""
-        async with AsyncExitStack() as stack:
-            if self.jwks is not None:
-                await stack.enter_async_context(self.jwks.refreshed())
+        async with nullcontext() if self.jwks is None else self.jwks.refreshed():
             yield
 
 
@@ -110,7 +110,8 @@ def read_authentication(
     if jwks is not None:
         jwks.changed = authenticator.forget
     names_roles = bool(expected.anonymous_role or (keys is not None and expected.role_path))
-    return Authentication(authenticator, jwks, api_keys, names_roles)
+    announcements = None if api_keys is None else Announcements(authenticator.forget, times)
+    return Authentication(authenticator, jwks, api_keys, names_roles, announcements)
 
 
 def _fixed(settings: Settings) -> FixedKeys | None:
@@ -163,13 +164,7 @@ def _changing(where: str, emit: Emit, times: Times) -> ChangingKeys:
     return ChangingKeys(load, emit, secrets=isinstance(load, FromFile), times=times)
 
 
-# Reads the keys that seal tokens from their file, and again when it changes: so keys are changed without a restart.
-
-LARGEST_KEYS_FILE: Final = 65_536
-"""Bytes of the file."""
-
-_Signature = tuple[int, int, int, int]
-"""By which a file is known to be another one, or changed: device, inode, time of its last change, size."""
+# The keys that seal tokens.
 
 
 def read_seal_keys(settings: Settings) -> SealKeys | None:
@@ -177,63 +172,9 @@ def read_seal_keys(settings: Settings) -> SealKeys | None:
     if settings.seal_keys_file is None:
         return None
     try:
-        return _read(settings.seal_keys_file)[0]
+        return read_keys(settings.seal_keys_file)[0]
     except (OSError, SealKeysError, SettingFileError) as error:
-        raise StartupError(f"FENCEPOST_SEAL_KEYS_FILE: {settings.seal_keys_file}: {_reason(error)}") from error
-
-
-class SealKeysFile:
-    """Keeps a gateway's seals at the keys that the file has. Of a file that cannot be read the last good keys stay."""
-
-    def __init__(self, path: Path, seals: Seals, emit: Emit) -> None:
-        self._path, self._seals, self._emit = path, seals, emit
-        self._known: _Signature | None = None
-        self._failed = ""
-
-    def look(self) -> None:
-        """Read the file if it is another one than when it was read."""
-        try:
-            if _signature(os.stat(self._path)) == self._known:  # noqa: PTH116 - nothing else of it is wanted
-                return
-        except OSError as error:
-            self._fail(error)
-            return
-        self.read()
-
-    def read(self) -> None:
-        try:
-            keys, self._known = _read(self._path)
-        except (OSError, SealKeysError, SettingFileError) as error:
-            self._fail(error)
-            return
-        self._failed = ""
-        if self._seals.keys != keys:
-            self._seals.keys = keys
-            self._emit(SealKeysRead(tuple(keys.keys)))
-
-    def _fail(self, error: OSError | ValueError) -> None:
-        self._known = None
-        reason = f"{self._path}: {_reason(error)}"
-        if reason != self._failed:
-            self._failed = reason
-            self._emit(SealKeysUnreadable(reason))
-
-
-def _read(path: Path) -> tuple[SealKeys, _Signature]:
-    signature = _signature(os.stat(path))  # noqa: PTH116 - before: a file that is replaced meanwhile is read again
-    keys = parse_keys(read_setting_file(path, LARGEST_KEYS_FILE))
-    for name, key in keys.keys.items():
-        if found := looks_like(key):
-            raise SealKeysError(f"the key {name} looks like {found}: others may know it")
-    return keys, signature
-
-
-def _signature(of: os.stat_result) -> _Signature:
-    return of.st_dev, of.st_ino, of.st_mtime_ns, of.st_size
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+        raise StartupError(f"FENCEPOST_SEAL_KEYS_FILE: {settings.seal_keys_file}: {reason_of(error)}") from error
 
 
 # Reads which lock services are configured, and puts them behind the gateway.
@@ -287,7 +228,7 @@ def read_source(text: str, dsn: str) -> ConfiguredSource:
 
 @asynccontextmanager
 async def sources_opened(
-    configured: Sequence[ConfiguredSource], gateway: Gateway, emit: Emit, stopping: Stopping, *, history: float
+    configured: Sequence[ConfiguredSource], gateway: Gateway, stopping: Stopping
 ) -> AsyncIterator[dict[str, SourceLocks]]:
     """Open the sources, and close them in the end, all at once. The services need not be there; their names must be
     free.
@@ -301,17 +242,13 @@ async def sources_opened(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(close)
         for each in configured:
-            locks = _locks(each, gateway, emit)
+            locks = _locks(each, gateway)
             try:
                 await locks.open()
             except RefusedError as error:
                 raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}. {_mend(error)}") from error
             opened[each.name] = locks
-        sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit, gateway.times))
-        try:
-            yield opened
-        finally:
-            sweeping.cancel()
+        yield opened
 
 
 def _mend(error: RefusedError) -> str:
@@ -320,7 +257,7 @@ def _mend(error: RefusedError) -> str:
     return error.hint or ""
 
 
-def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> SourceLocks:
+def _locks(configured: ConfiguredSource, gateway: Gateway) -> SourceLocks:
     name = configured.name
     return SourceLocks(
         name,
@@ -328,19 +265,10 @@ def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> Source
         configured.source,
         gateway.database,
         limits=gateway.locks.limits,
-        failed=lambda reason: emit(SourceTrouble(name, reason)),
-        quarantined=lambda reason: emit(SourceQuarantined(name, reason)),
+        failed=lambda reason: gateway.emit(SourceTrouble(name, reason)),
+        quarantined=lambda reason: gateway.emit(SourceQuarantined(name, reason)),
         times=gateway.times,
     )
-
-
-async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emit: Emit, times: Times) -> None:
-    while opened:
-        await times.clock.sleep(times.sources.sweep_about_every * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
-        try:
-            await opened[0].sweep(history)  # those of all sources
-        except StorageError as error:
-            emit(QueueFailed(f"leases of lock services that ended could not be forgotten: {error}"))
 
 
 async def list_sources(gateway: Gateway) -> list[KnownSource]:
@@ -363,17 +291,6 @@ async def describe_sources(gateway: Gateway) -> dict[str, str]:
 
 
 # Reads which queues are configured, opens their logs, and makes their token sources known (R12).
-
-_FOR_GOOD: Final = frozenset({"42501", "FP400"})
-"""SQLSTATEs that waiting does not mend: a privilege is missing, the name is another kind's."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredQueue:
-    """A queue with its name, not opened yet."""
-
-    name: str
-    log: Log
 
 
 def read_queues(settings: Settings) -> list[ConfiguredQueue]:
@@ -407,48 +324,6 @@ def names_of_queues(settings: Settings) -> list[str]:
 
 def _urls(settings: Settings) -> list[str]:
     return settings.queues.get_secret_value().split() if settings.queues is not None else []
-
-
-@asynccontextmanager
-async def queues_opened(
-    configured: Sequence[ConfiguredQueue], database: Database, dsn: str, emit: Emit, *, register: bool = True
-) -> AsyncIterator[dict[str, Log]]:
-    """Open the logs, and close them in the end. Their servers need not be there, nor need the database take writes: a
-    consumer registers its queue again. `register`: False for those who only look.
-    """
-    queues = {registry.DEFAULT: PostgresLog(database, dsn), **{each.name: each.log for each in configured}}
-    opened: list[Log] = []
-    try:
-        for name, log in queues.items():
-            if register:
-                await _register(database, name, emit)
-            opened.append(log)
-            try:
-                await log.open()
-            except LogConfigError as error:
-                raise StartupError(f"FENCEPOST_QUEUES: {name}: {error}") from error
-            except LogError as error:
-                emit(SourceTrouble(name, str(error)))
-        yield queues
-    finally:
-        await asyncio.gather(*(log.close() for log in opened))
-
-
-async def _register(database: Database, name: str, emit: Emit) -> None:
-    try:
-        async with database.connection() as connection:
-            await queues.register(connection, name)
-    except RefusedError as error:
-        if error.sqlstate in _FOR_GOOD and name != registry.DEFAULT:  # it is there unasked
-            mend = (
-                "Run `fencepost migrate --gateway-role` for the role in the database URL"
-                if error.sqlstate == "42501"
-                else error.hint or ""
-            )
-            raise StartupError(f"FENCEPOST_QUEUES: {name}: {error}. {mend}") from error
-        emit(SourceTrouble(name, f"it is not registered yet: {error}"))
-    except StorageError as error:
-        emit(SourceTrouble(name, f"it is not registered yet: {error}"))
 
 
 # Runs what applies the messages of queues: in a gateway's process, or in one of its own (`fencepost consume`).

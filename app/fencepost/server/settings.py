@@ -275,7 +275,7 @@ class Settings(BaseSettings):
     @field_validator("seal_keys_file")
     @classmethod
     def _readable(cls, value: Path | None) -> Path | None:
-        """Refuse a file that cannot be read. It is read again whenever it changes (parts.py)."""
+        """Refuse a file that cannot be read. It is read again whenever it changes (gateway/gateway.py)."""
         if value is not None:
             _content(value, "seal_keys_file")
         return value

@@ -1,4 +1,4 @@
-"""How long the parts of a gateway wait, in seconds: one value, which wiring.py hands down.
+"""How long the parts of a gateway wait, in seconds: one value, which serve.py hands down.
 
 What an operator chooses is in settings.py, and not here. A test hands in times of its own, or a
 clock that it moves by hand.
@@ -165,7 +165,7 @@ class SourceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepTimes:
-    """What is done now and then (wiring.py). Where it says `about`, more or less, so that gateways take turns."""
+    """What is done now and then (serve.py). Where it says `about`, more or less, so that gateways take turns."""
 
     reload_every: float = 30.0
     """What was not announced and no request stumbles over, for example a new column, is seen after so long at most."""
@@ -192,14 +192,14 @@ class HealthTimes:
     answer_within: float = 1.5
     """An answer waits for PostgreSQL's for so long."""
     log_within: float = 0.75
-    """A queue's log is waited for so long; after that what was recorded has to do (health.py)."""
+    """A queue's log is waited for so long; after that what was recorded has to do (queues/registry.py)."""
     ask_for: float = 10.0
     """After so long a question is given up, and the next caller asks anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTimes:
-    """Who watches elections (server/election.py), and who waits for queued writes (gateway/results.py)."""
+    """Who watches elections (gateway/election.py), and who waits for queued writes (gateway/results.py)."""
 
     elections_every: float = 0.5
     """Between two looks at who leads."""

@@ -40,8 +40,8 @@ from fencepost.server.queues.postgres import TTL, PostgresLog
 from fencepost.server.queues.redis import TTL_MS
 from fencepost.server.queues.redis import from_url as redis_from_url
 from fencepost.server.queues.redis_server import read_url
+from fencepost.server.serve import consumer_gateway
 from fencepost.server.settings import Settings
-from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.postgres import clone, in_database, quick_logins, run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, server_directory, wait_until
@@ -78,12 +78,10 @@ def next_topic() -> str:
 
 
 def topic_url(cluster: Kafka, topic: str) -> str:
-    """Give a topic's URL."""
     return f"kafka://{cluster.bootstrap}/{topic}?{_QUERY}"
 
 
 def kafka_admin(cluster: Kafka) -> AdminClient:
-    """Connect as an operator would."""
     return AdminClient({"bootstrap.servers": cluster.bootstrap})
 
 
@@ -116,8 +114,6 @@ def delete_topic(cluster: Kafka, topic: str) -> None:
 
 
 class KafkaBench:
-    """One broker."""
-
     name = "kafka"
     handed_over_within_s = SESSION_S + 5.0
 
@@ -179,7 +175,6 @@ def brokers(
 
 @contextmanager
 def running_kafka(directory: Path) -> Iterator[KafkaBench]:
-    """Run a broker of our own."""
     with brokers(directory, 1) as cluster:
         yield KafkaBench(cluster)
 
@@ -199,15 +194,12 @@ def properties(certificate: Path) -> dict[str, str]:
     users = " ".join(f'user_{name}="{PASSWORD}"' for name in ("broker", "fencepost"))
     plain = f'{LOGIN}.plain.PlainLoginModule required username="broker" password="{PASSWORD}" {users};'
     return {
-        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS), "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": plain,
         "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(pair),
-        "ssl.truststore.type": "PEM",
+        "ssl.keystore.type": "PEM", "ssl.keystore.location": str(pair), "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificate),
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +233,11 @@ class Secured:
         """Connect as the broker's own user."""
         return AdminClient(
             {
-                "bootstrap.servers": self.cluster.bootstrap,
-                "security.protocol": "SASL_SSL",
-                "ssl.ca.location": str(self.authority),
-                "sasl.mechanism": "PLAIN",
-                "sasl.username": "broker",
+                "bootstrap.servers": self.cluster.bootstrap, "security.protocol": "SASL_SSL",
+                "ssl.ca.location": str(self.authority), "sasl.mechanism": "PLAIN", "sasl.username": "broker",
                 "sasl.password": PASSWORD,
             }
-        )
+        )  # fmt: skip
 
 
 @contextmanager
@@ -282,7 +271,6 @@ class ConsumedTopic:
 
     @asynccontextmanager
     async def consumed(self, member: str = "a") -> AsyncIterator[None]:
-        """Consume it as this member."""
         self.consumer = consumer_of(self.gateway, self.name, self.settings, member)
         async with consuming(self.gateway, {self.name: self.consumer}, self.settings):
             yield
@@ -411,8 +399,6 @@ def postgres_log(url: str) -> OpenedLog:
 
 
 class PostgresQueueBench:
-    """See QueueBench."""
-
     name = "postgres"
     handed_over_within_s = TTL + 10
 
@@ -493,8 +479,6 @@ async def delete_keys(url: str, pattern: str) -> None:
 
 
 class RedisQueueBench:
-    """See QueueBench."""
-
     name = "redis"
     handed_over_within_s = TTL_MS / 1000 + 10
 

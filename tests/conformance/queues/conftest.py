@@ -63,17 +63,16 @@ Another = Callable[[], Awaitable[Log]]
 
 
 @pytest.fixture
-async def another(bench: QueueBench, url: str) -> AsyncIterator[Another]:
+def another(bench: QueueBench, url: str, stack: AsyncExitStack) -> Another:
     """Give a function that opens the log once more, as another process would."""
-    async with AsyncExitStack() as stack:
 
-        async def one_more() -> Log:
-            log = log_of(bench.name, url)
-            await log.open()
-            stack.push_async_callback(log.close)
-            return log
+    async def one_more() -> Log:
+        log = log_of(bench.name, url)
+        await log.open()
+        stack.push_async_callback(log.close)
+        return log
 
-        yield one_more
+    return one_more
 
 
 @pytest.fixture
@@ -148,18 +147,17 @@ Join = Callable[..., Member]
 
 
 @pytest.fixture
-async def join(log: Log) -> AsyncIterator[Join]:
+def join(log: Log, stack: AsyncExitStack) -> Join:
     """Give a function that makes a member of those who take; closed at the end."""
-    async with AsyncExitStack() as stack:
 
-        def member(name: str, of: Log = log) -> Member:
-            lost: list[frozenset[int]] = []
-            made = Member(of.consumer(name, lost.append), lost)
-            made.consumer.begin(1)
-            stack.push_async_callback(made.close)
-            return made
+    def member(name: str, of: Log = log) -> Member:
+        lost: list[frozenset[int]] = []
+        made = Member(of.consumer(name, lost.append), lost)
+        made.consumer.begin(1)
+        stack.push_async_callback(made.close)
+        return made
 
-        yield member
+    return member
 
 
 class MemberProcess:

@@ -14,6 +14,7 @@ from confluent_kafka import Message as KafkaMessage
 from tests.conformance.queues.benches import ConsumedTopic, consumed_topic, make_topic, next_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
+from tests.support.servers import until
 
 from fencepost.server.queues.kafka_cluster import DeadTopic
 from fencepost.server.queues.kafka_settings import read_url
@@ -41,7 +42,6 @@ class Gated(DeadTopic):
         self.passed = 0.0
 
     def now(self) -> float:
-        """Give the time."""
         return super().now() + self.passed
 
     def _note(self, record: KafkaMessage) -> None:
@@ -84,11 +84,7 @@ async def stopped_in_the_middle(dead: Gated) -> asyncio.Task[None]:
     """Begin a read, and return once it has got somewhere and goes no further."""
     reading = asyncio.create_task(asyncio.to_thread(dead.catch_up))
     dead.gate.release(BEFORE_IT_STOPS)
-
-    async def some() -> bool:
-        return len(dead.places) == BEFORE_IT_STOPS
-
-    await eventually(some, what="the first letters")
+    await until(lambda: len(dead.places) == BEFORE_IT_STOPS, what="the first letters")
     return reading
 
 
@@ -159,10 +155,8 @@ async def opened(kafka: Kafka, database: str, connect: Connect) -> Opened:
 def append(kafka: Kafka, topic: str, value: bytes, more: Sequence[tuple[str, bytes]] = (), codec: str = "none") -> bool:
     """Append a write of k0 with these headers more, as a producer of another service; whether the topic took it."""
     properties: dict[str, str | int] = {
-        "bootstrap.servers": kafka.bootstrap,
-        "message.max.bytes": 100_000_000,
-        "compression.codec": codec,
-    }
+        "bootstrap.servers": kafka.bootstrap, "message.max.bytes": 100_000_000, "compression.codec": codec,
+    }  # fmt: skip
     producer, errors = Producer(properties), list[KafkaError | None]()
 
     def delivered(error: KafkaError | None, _: KafkaMessage) -> None:

@@ -341,7 +341,6 @@ async def test_advice_is_on_the_replicas_of_a_topic(
 
 @asynccontextmanager
 async def in_its_own_database(cluster: Kafka, topic: str, databases: Databases) -> AsyncIterator[ConsumedTopic]:
-    """Open the queue of a topic."""
     database = databases.make()
     owner = await asyncpg.connect(database)
     try:

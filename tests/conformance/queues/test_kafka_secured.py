@@ -47,17 +47,16 @@ Opened = Callable[[str], Awaitable[KafkaLog]]
 
 
 @pytest.fixture
-async def opened() -> AsyncIterator[Opened]:
+def opened(stack: AsyncExitStack) -> Opened:
     """Give a function that opens the log of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        async def of(url: str) -> KafkaLog:
-            log = from_url(url)
-            await log.open()
-            stack.push_async_callback(log.close)
-            return log
+    async def of(url: str) -> KafkaLog:
+        log = from_url(url)
+        await log.open()
+        stack.push_async_callback(log.close)
+        return log
 
-        yield of
+    return of
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -113,9 +112,7 @@ async def test_a_wrong_password_is_named_with_the_broker_and_is_not_shown(
     assert wrong not in caplog.text
 
 
-async def test_an_authority_that_is_not_trusted_is_named_with_the_broker(
-    secured: Secured, topic: str, opened: Opened
-) -> None:
+async def test_an_authority_not_trusted_is_named_with_the_broker(secured: Secured, topic: str, opened: Opened) -> None:
     for said in await what_is_said(await opened(secured.url(topic, "PLAIN", authority=secured.stranger))):
         assert f"kafka://{secured.cluster.bootstrap}/{topic}: " in said
         assert "certificate verify failed" in said
@@ -204,9 +201,7 @@ async def test_a_member_begins_where_the_new_one_does(
     assert [each.position.offset for each in member.taken] == [*range(WAITING)]
 
 
-async def test_a_member_leaves_whose_partition_is_not_assigned_any_more(
-    one_broker: Kafka, url: str, join: Join
-) -> None:
+async def test_a_member_leaves_whose_partition_is_no_longer_assigned(one_broker: Kafka, url: str, join: Join) -> None:
     member = join("a")
     await member.has(1)
     client: Consumer = member.consumer._client  # type: ignore[attr-defined]  # noqa: SLF001

@@ -19,6 +19,7 @@ from tests.conformance.queues.conftest import (
     message,
     positions,
 )
+from tests.support.servers import until
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import SealKeys
@@ -315,11 +316,7 @@ async def test_members_share_the_partitions_and_one_that_closes_hands_over_at_on
     await eventually(shared, within=2 * PATIENCE, what="partitions of both members")
     second.keep_taking()
     places = await filled(log)
-
-    async def all_came() -> bool:
-        return len(first.taken) + len(second.taken) >= len(places)
-
-    await eventually(all_came, what="all messages")
+    await until(lambda: len(first.taken) + len(second.taken) >= len(places), what="all messages")
     assert sorted(map(str, positions([*first.taken, *second.taken]))) == sorted(map(str, places))
     await first.consumer.done(first.taken)
     await second.stop()
@@ -478,9 +475,7 @@ async def test_offsets_do_not_repeat_after_everything_was_done(bench: QueueBench
 
 
 @pytest.mark.long("logs that are killed or paused")
-async def test_a_server_that_does_not_answer_is_unavailable_in_time(
-    bench: QueueBench, log: Log, another: Another
-) -> None:
+async def test_a_server_that_is_silent_is_unavailable_in_time(bench: QueueBench, log: Log, another: Another) -> None:
     other = await another()
     await asyncio.gather(log.append(message(KEYS[0])), other.state())
     await bench.pause()

@@ -38,7 +38,6 @@ def message(number: int) -> Message:
 
 
 async def numbers_taken(consumer: RedisConsumer, count: int) -> list[int]:
-    """Take until so many messages came, and return their numbers."""
     found: list[int] = []
     async with asyncio.timeout(2 * PATIENCE):
         while len(found) < count:
@@ -59,16 +58,15 @@ async def port(server: RedisBench) -> int:
 
 
 @pytest.fixture
-async def log_at() -> AsyncIterator[Opened]:
+def log_at(stack: AsyncExitStack) -> Opened:
     """Give a function that makes the log of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
 
-        def made(url: str) -> RedisLog:
-            log = from_url(url)
-            stack.push_async_callback(log.close)
-            return log
+    def made(url: str) -> RedisLog:
+        log = from_url(url)
+        stack.push_async_callback(log.close)
+        return log
 
-        yield made
+    return made
 
 
 @pytest.fixture
@@ -224,9 +222,7 @@ def nodes(tmp_path: Path) -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.mark.long("answers and owners of Redis that are waited for")
-async def test_each_node_of_a_cluster_leads_to_the_one_that_has_the_queue(
-    nodes: list[tuple[int, int]], log_at: Opened
-) -> None:
+async def test_each_node_of_a_cluster_leads_to_the_queues_node(nodes: list[tuple[int, int]], log_at: Opened) -> None:
     (first, _), (second, bus) = nodes
     slot = await redis_command(first, "CLUSTER", "KEYSLOT", QUEUE)
     assert slot == await redis_command(first, "CLUSTER", "KEYSLOT", f"{QUEUE}:7:owner")
@@ -519,9 +515,7 @@ async def test_an_owner_whose_key_expired_neither_reads_nor_deletes(port: int, l
         await each.close()
 
 
-async def test_an_owner_whose_key_expired_and_who_gets_it_again_takes_again_what_it_had(
-    port: int, log: RedisLog
-) -> None:
+async def test_an_owner_whose_key_expired_and_who_gets_it_again_takes_what_it_had(port: int, log: RedisLog) -> None:
     """As after Redis was away for longer than the TTL: the first that is asked of it is the partition."""
     alone = log.consumer("a", lambda _: None, claim_every=0)
     await log.append(message(0))

@@ -31,11 +31,8 @@ class Partitions:
         self._actor = actor
         self._made = 0
         self.changes: list[Callable[[Shape], Awaitable[str]]] = [
-            self.renew,
-            self.edit_apart,
-            self.truncate,
-            self.recreate,
-        ]
+            self.renew, self.edit_apart, self.truncate, self.recreate,
+        ]  # fmt: skip
 
     def _some(self, shape: Shape) -> tuple[str, int]:
         return self._actor.dice.choice(list(shape.partitions.items()))
@@ -45,7 +42,6 @@ class Partitions:
         return f"FOR VALUES FROM ({third * 3}) TO ({third * 3 + 3})"
 
     async def create(self, shape: Shape, third: int) -> str:
-        """Make a partition for these keys."""
         self._made += 1
         name = f"{shape.line}_{self._made}"
         output = await self._actor.sql(
@@ -111,7 +107,6 @@ class Partitions:
         return output
 
     async def truncate(self, shape: Shape) -> str:
-        """Empty one."""
         name, _ = self._some(shape)
         output = await self._actor.sql(shape, f"TRUNCATE public.{name}")
         if shape.protected and not output:
@@ -138,7 +133,6 @@ class Restores:
         return f"d{self._dumps}"
 
     async def dump_or_restore(self, actor: Actor) -> None:
-        """By turns."""
         if self._saved is None:
             await self._dump(actor)
         else:
@@ -316,7 +310,6 @@ class Ddl:
         return self._dice.choice([name for name in NAMES if name not in taken])
 
     async def create(self, name: str, kind: Kind) -> Shape:
-        """Make a table, and its partitions."""
         columns = ["k0", "k1"] if kind == "pair" else ["k0"]
         shape = Shape(self._world.line(), name, kind, columns, list(range(len(columns))))
         if kind == "plain":
@@ -398,7 +391,6 @@ class Ddl:
         await self._unprotected(shape, lambda: self._rename(shape, name), try_first=self._dice.random() < 0.5)
 
     async def replace(self, shape: Shape) -> None:
-        """Another table takes its name."""
         if len(self._world.shapes) >= MOST:
             await self.drop(shape)
             return

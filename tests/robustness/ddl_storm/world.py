@@ -173,7 +173,6 @@ class World:
         return random.Random(f"{self.seed} {name}")
 
     def line(self) -> str:
-        """Name a new line of tables."""
         return f"t{next(self._numbers)}"
 
     def begin(self, what: str, token: int | None, shape: Shape, numbers: frozenset[int]) -> Operation:

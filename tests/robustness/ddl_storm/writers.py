@@ -195,19 +195,8 @@ async def direct_writers(world: World, count: int) -> None:
 # Writers that go through the gateways: all verbs, claims, leases with claims, and paused holders that come back.
 
 HTTP_VERBS: Final = (
-    "PATCH",
-    "PATCH",
-    "PUT",
-    "PUT",
-    "POST",
-    "POST",
-    "DELETE",
-    "DELETE",
-    "DELETE",
-    "claim",
-    "claim",
-    "lease",
-)
+    "PATCH", "PATCH", "PUT", "PUT", "POST", "POST", "DELETE", "DELETE", "DELETE", "claim", "claim", "lease",
+)  # fmt: skip
 RARE: Final = ("PATCH many", "DELETE many", "PATCH rows")
 NOTHING_WAS_DONE: Final = ("FP010", "FP015", "55P03", "57014", "FP024")
 """Codes of 503s that mean that nothing was done for sure."""
@@ -287,15 +276,11 @@ class HttpWriter:
         rows = [shape.texts(n) | payload for n in self._dice.sample(range(KEYS), 2)]
         claimed = {"resource": _resource(shape, number)}
         method, url, params, body = {
-            "PATCH": ("PATCH", path, {}, payload),
-            "PUT": ("PUT", path, {}, row),
-            "POST": ("POST", data, {}, row | texts),
-            "DELETE": ("DELETE", path, {}, None),
-            "PATCH many": ("PATCH", data, some, payload),
-            "DELETE many": ("DELETE", data, some, None),
-            "PATCH rows": ("PATCH", data, {}, rows),
-            "claim": ("POST", f"{url}/v1/claims", {}, claimed),
-        }[operation.what]
+            "PATCH": ("PATCH", path, {}, payload), "PUT": ("PUT", path, {}, row),
+            "POST": ("POST", data, {}, row | texts), "DELETE": ("DELETE", path, {}, None),
+            "PATCH many": ("PATCH", data, some, payload), "DELETE many": ("DELETE", data, some, None),
+            "PATCH rows": ("PATCH", data, {}, rows), "claim": ("POST", f"{url}/v1/claims", {}, claimed),
+        }[operation.what]  # fmt: skip
         return client.build_request(method, url, params=params, headers=headers, json=body)
 
     def _note(self, operation: Operation, answer: httpx.Response, *, answered: bool) -> None:
@@ -505,7 +490,6 @@ class Actor:
         return True
 
     async def unprotect(self, shape: Shape) -> bool:
-        """Take a table's protection away."""
         if not await self.fencepost(shape, "unprotect", shape.name):
             return False
         shape.protected = shape.scoped = False

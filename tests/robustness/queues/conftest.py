@@ -15,7 +15,6 @@ from fencepost.testing.servers.processes import server_directory
 
 @pytest.fixture(scope="package")
 def launcher() -> Iterator[Launcher]:
-    """Run one for this directory."""
     with Launcher() as running:
         yield running
 

@@ -14,14 +14,10 @@ from confluent_kafka import Consumer, KafkaException
 def main(bootstrap: str, topic: str, database: str) -> None:
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
-            "group.id": "plain",
-            "session.timeout.ms": 3000,
-            "heartbeat.interval.ms": 300,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
+            "bootstrap.servers": bootstrap, "group.id": "plain", "session.timeout.ms": 3000,
+            "heartbeat.interval.ms": 300, "auto.offset.reset": "earliest", "enable.auto.commit": False,
         }
-    )
+    )  # fmt: skip
     consumer.subscribe([topic])
     connection = psycopg.connect(database, autocommit=True)
     while True:

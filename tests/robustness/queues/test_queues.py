@@ -28,6 +28,7 @@ from tests.robustness.queues.world import (
     messages,
     world,
 )
+from tests.support.servers import until
 from tests.support.violations import assert_none
 
 from fencepost.testing.faults import killed, paused
@@ -105,7 +106,6 @@ def storm_kind(request: pytest.FixtureRequest) -> str:
 
 
 def victims(house: World) -> dict[str, Server | Postgres]:
-    """Name what can be killed."""
     return {**house.consumers, **house.log.servers, "gateway": house.gateway, "postgres": house.postgres}
 
 
@@ -204,17 +204,10 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
         submitting = asyncio.create_task(submitters.submit())
         try:
             at = random.Random(seed).randrange(total // 10, total // 2)
-
-            async def far_enough() -> bool:
-                return submitters.acknowledged >= at
-
-            await eventually(far_enough, within=2 * PATIENCE, what="the first half of the submissions")
+            await until(lambda: submitters.acknowledged >= at, within=2 * PATIENCE, what="half of the submissions")
             younger.start()
-
-            async def says_so() -> bool:
-                return any(says in each.log_text() for each in (older, younger))
-
-            await eventually(says_so, within=2 * PATIENCE, what="why one of them does not consume")
+            what = "why one of them does not consume"
+            await until(lambda: says in older.log_text() + younger.log_text(), within=2 * PATIENCE, what=what)
             await submitting
             await house.settle(submitters)
         except Exception as error:
@@ -329,11 +322,9 @@ async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, one_k
             await eventually(
                 lambda: all_applied(house, submitters), within=TAKEN_OVER_WITHIN, what="what the first one had in hand"
             )
-
-            async def reported() -> bool:
-                return bool(await looking.fetchval(NOTHING_LEFT))
-
-            await eventually(reported, what="the second one's report that nothing is left")
+            await eventually(
+                lambda: looking.fetchval(NOTHING_LEFT), what="the second one's report that nothing is left"
+            )
             before: int = await looking.fetchval(REDELIVERED)
 
         async def found_decided() -> bool:
@@ -402,13 +393,9 @@ async def out_of_order(connection: asyncpg.Connection, tags: list[str]) -> bool:
 def plain(house: World, kafka: Kafka, name: str) -> Iterator[Server]:
     """Give a consumer as most would write it, not started; it is ended with the block."""
     command = (
-        sys.executable,
-        "-m",
-        "tests.robustness.queues.plain_consumer",
-        kafka.bootstrap,
-        house.log.topic,
+        sys.executable, "-m", "tests.robustness.queues.plain_consumer", kafka.bootstrap, house.log.topic,
         house.database,
-    )
+    )  # fmt: skip
     server = Server(command, house.directory / f"plain-{name}.log", lambda: True)
     try:
         yield server
@@ -454,11 +441,9 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
 # The oracle of the storms of queues sees what they look for.
 
 SUBMITTED = (
-    Submission("w", "k0", "a", "acknowledged", offset=4),
-    Submission("w", "k0", "b", "acknowledged", offset=6),
-    Submission("w", "k0", "c", "refused"),
-    Submission("w", "k0", "d", "unknown"),
-)
+    Submission("w", "k0", "a", "acknowledged", offset=4), Submission("w", "k0", "b", "acknowledged", offset=6),
+    Submission("w", "k0", "c", "refused"), Submission("w", "k0", "d", "unknown"),
+)  # fmt: skip
 DONE = (Effect("k0", "a", 5), Effect("k0", "b", 7))
 
 

@@ -216,7 +216,6 @@ class Submitters:
 
     @property
     def acknowledged(self) -> int:
-        """How many were acknowledged."""
         return self.answers["202"]
 
     async def submit(self, *, width: int = 8, repeat: bool = False) -> None:
@@ -430,7 +429,6 @@ class World:
         return found
 
     async def connect(self) -> asyncpg.Connection:
-        """Connect to the database."""
         return await asyncpg.connect(self.database)
 
     async def settle(self, submitters: Submitters) -> None:
@@ -474,7 +472,6 @@ class World:
         await self.settle(submitters)
 
     async def wrong(self, submissions: list[Submission]) -> list[str]:
-        """Judge."""
         connection = await self.connect()
         try:
             return judge(submissions, await effects_of(connection), await asyncio.to_thread(self.log.places))

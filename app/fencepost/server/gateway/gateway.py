@@ -1,26 +1,29 @@
 """The parts that use cases share: the database, the picture of its tables, locks, group commit."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Final, TypeVar
 
-from fencepost.server.election import Watches
 from fencepost.server.fence.caller import ANYBODY, ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
+from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys, SealKeysError, parse_keys
 from fencepost.server.fence.token import Token
+from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results
+from fencepost.server.identity.keys import looks_like
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.source_leases import SourceLocks
-from fencepost.server.observe.events import CallerRefused, Emit
+from fencepost.server.observe.events import CallerRefused, Emit, SealKeysRead, SealKeysUnreadable
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
@@ -29,6 +32,7 @@ from fencepost.server.postgres.pool import Limiter, Quota, most_of
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import KnownPrivileges, Table
 from fencepost.server.queues.log import Log
+from fencepost.server.setting_files import SettingFileError, read_setting_file
 from fencepost.server.times import TIMES, Times
 
 # Seals of tokens at this gateway: its keys as they are now, and what is answered where a seal does not hold.
@@ -106,6 +110,71 @@ def elsewhere(binding: Binding, number: Token, resources: Sequence[str]) -> Prob
                 resource,
             )
     return None
+
+
+# Reads the keys of seals from their file, and again when it changes: so keys are changed without a restart.
+
+LARGEST_KEYS_FILE: Final = 65_536
+"""Bytes of the file."""
+
+_Signature = tuple[int, int, int, int]
+"""By which a file is known to be another one, or changed: device, inode, time of its last change, size."""
+
+
+class SealKeysFile:
+    """Keeps a gateway's seals at the keys that the file has. Of a file that cannot be read the last good keys stay."""
+
+    def __init__(self, path: Path, seals: Seals, emit: Emit) -> None:
+        self._path, self._seals, self._emit = path, seals, emit
+        self._known: _Signature | None = None
+        self._failed = ""
+
+    def look(self) -> None:
+        """Read the file if it is another one than when it was read."""
+        try:
+            if _signature(os.stat(self._path)) == self._known:  # noqa: PTH116 - nothing else of it is wanted
+                return
+        except OSError as error:
+            self._fail(error)
+            return
+        self.read()
+
+    def read(self) -> None:
+        try:
+            keys, self._known = read_keys(self._path)
+        except (OSError, SealKeysError, SettingFileError) as error:
+            self._fail(error)
+            return
+        self._failed = ""
+        if self._seals.keys != keys:
+            self._seals.keys = keys
+            self._emit(SealKeysRead(tuple(keys.keys)))
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        self._known = None
+        reason = f"{self._path}: {reason_of(error)}"
+        if reason != self._failed:
+            self._failed = reason
+            self._emit(SealKeysUnreadable(reason))
+
+
+def read_keys(path: Path) -> tuple[SealKeys, _Signature]:
+    """Read the keys, and by what the file is known. Raises OSError, SealKeysError, SettingFileError."""
+    signature = _signature(os.stat(path))  # noqa: PTH116 - before: a file that is replaced meanwhile is read again
+    keys = parse_keys(read_setting_file(path, LARGEST_KEYS_FILE))
+    for name, key in keys.keys.items():
+        if found := looks_like(key):
+            raise SealKeysError(f"the key {name} looks like {found}: others may know it")
+    return keys, signature
+
+
+def _signature(of: os.stat_result) -> _Signature:
+    return of.st_dev, of.st_ino, of.st_mtime_ns, of.st_size
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Say why the file cannot be read, without anything of a key."""
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
 
 
 # What batches (POST /v1/batch) have of this process: places for their lines, and a share of the connections.

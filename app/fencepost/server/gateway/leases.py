@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
-from fencepost.server.election import PREFIX, Election, Key, Subscription, election_of, lock_of
 from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -35,6 +34,7 @@ from fencepost.server.fence.seal import Binding
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
 from fencepost.server.gateway.attempt import claim_row
 from fencepost.server.gateway.claims import binding_of, claimable, names_of_writes, refuse_scope, require_storable
+from fencepost.server.gateway.election import PREFIX, Election, Key, Subscription, election_of, lock_of
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Doubt, Why
 from fencepost.server.gateway.plan import require_protected

@@ -89,7 +89,7 @@ SYSTEM: Final = (*FENCES, *LEASES, *ELECTIONS, *WRITES)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What wiring hands over."""
+    """What serve.py hands over."""
 
     running: Running
     health: ShownHealth

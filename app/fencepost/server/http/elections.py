@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from fencepost.server.election import PREFIX, Election, Leader, Subscription
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import BUILTIN
+from fencepost.server.gateway.election import PREFIX, Election, Leader, Subscription
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import elections, observe, watch_election
 from fencepost.server.http.answers import declared, json_response

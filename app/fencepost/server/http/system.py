@@ -198,7 +198,7 @@ class Readiness(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ShownHealth:
-    """What wiring hands over: who knows whether requests can be served, and who has measured what."""
+    """What serve.py hands over: who knows whether requests can be served, and who has measured what."""
 
     ready: Callable[[], Awaitable[Readiness]]
     metrics: Metrics

@@ -6,7 +6,7 @@ import multiprocessing
 from fastapi import FastAPI
 
 from fencepost.server.ops.parent_death import die_with_parent
-from fencepost.server.wiring import create_app as build
+from fencepost.server.serve import create_app as build
 
 
 def create_app() -> FastAPI:

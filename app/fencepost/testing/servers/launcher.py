@@ -32,7 +32,7 @@ LOADED: Final = (
     "fencepost.server.serving.server",
     "fencepost.server.serving.worker",
     "fencepost.server.parts",
-    "fencepost.server.wiring",
+    "fencepost.server.serve",
 )
 """What commands import. Only the launcher's process loads them: nothing that the tests import does."""
 
@@ -155,7 +155,7 @@ def _build_once() -> None:
     settings = importlib.import_module("fencepost.server.settings").Settings
     for name in [name for name in os.environ if name.startswith("FENCEPOST_")]:  # each request brings its own
         del os.environ[name]
-    importlib.import_module("fencepost.server.wiring").create_app(settings(database_url="postgresql://127.0.0.1/none"))
+    importlib.import_module("fencepost.server.serve").create_app(settings(database_url="postgresql://127.0.0.1/none"))
 
 
 def _reap(directory: Path) -> None:
