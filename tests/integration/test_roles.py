@@ -1175,6 +1175,17 @@ async def test_what_the_gateways_own_login_lacks_is_reported_to_the_operator(
     assert "fp_login" in counted.reports[0]
 
 
+async def test_a_value_that_names_what_the_role_may_not_see_fails_alone(stage: Acting, race: Race) -> None:
+    await race.observer.execute("ALTER TABLE orders ADD named regclass; CREATE TABLE of_the_owner.hidden ()")
+    await stage.gateway.catalog.reload()
+    for key in "abcd":
+        await race.insert(race.a, key, 30)
+    writes = (
+        patch(stage.of(WEB), keyed(key, 40, named="of_the_owner.hidden" if key == "c" else "orders")) for key in "abcd"
+    )
+    assert [result_of(answer) for answer in await asyncio.gather(*writes)] == ["ok", "ok", "42501", "ok"]
+
+
 async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_insert(stage: Acting, race: Race) -> None:
     await race.insert(race.a, "k", 30)
     await race.observer.execute(f"REVOKE INSERT ON orders FROM {WEB}")
