@@ -848,9 +848,10 @@ async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: Po
         serving_process(directory, "--database-url", server.url, *arguments) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
     ):
-        headers = {"X-Fence-Token": "50"} | bearer(token(locks=[]))
+        caller = bearer(token(locks=[]))
+        headers = {"X-Fence-Token": "50"} | caller
         # A refusal, which is written down now and then, and at the end.
-        asked = await client.post("/v1/leases", json={"lock": "x", "ttl_ms": 1000}, headers=headers)
+        asked = await client.post("/v1/leases", json={"lock": "x", "ttl_ms": 20_000}, headers=caller)
         assert asked.status_code == 403
         with hanging(short_dir / "data"):
             write = asyncio.create_task(client.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=headers))
