@@ -853,6 +853,7 @@ async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: Po
         # A refusal, which is written down now and then, and at the end.
         asked = await client.post("/v1/leases", json={"lock": "x", "ttl_ms": 20_000}, headers=caller)
         assert asked.status_code == 403
+        await asyncio.gather(*(client.get("/v1/data/orders", headers=caller) for _ in range(5)))  # on connections each
         with hanging(short_dir / "data"):
             write = asyncio.create_task(client.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=headers))
             assert (await client.get("/readyz")).status_code == 503
