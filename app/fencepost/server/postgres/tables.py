@@ -581,7 +581,7 @@ TRIGGERS: Final = r"""
  SELECT jsonb_agg(DISTINCT jsonb_build_array(
           t.tgfoid::int8, shown.definition, md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
           t.tgtype & 67 = 3,
-          t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK' AND NOT EXISTS (
+          t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK|COERCETODOMAIN|:varattno -' AND NOT EXISTS (
             SELECT FROM regexp_matches(t.tgqual::text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
               LEFT JOIN pg_proc q ON q.oid = found[1]::oid AND q.oid < 16384 AND q.provolatile = 'i'
              WHERE q.oid IS NULL),
@@ -592,19 +592,23 @@ TRIGGERS: Final = r"""
     AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
 
-# What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains.
+# What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains; but a
+# constant in quotes may be of any type. So it counts where it is code (see CALLS).
 SHADOWED: Final = """
 WITH own(oid) AS (
   SELECT y.oid FROM pg_type y WHERE y.oid >= 16384 AND y.typtype NOT IN ('d', 'e') AND NOT EXISTS (
-    SELECT FROM pg_cast k WHERE k.casttarget = y.oid AND k.castsource < 16384 AND k.castcontext = 'i'))
+    SELECT FROM pg_cast k JOIN pg_type s ON s.oid = k.castsource AND (s.oid < 16384 OR s.typtype = 'e')
+     WHERE k.casttarget = y.oid AND k.castcontext = 'i')),
+ apart(oid) AS (
+  SELECT f.oid FROM pg_proc f JOIN pg_language l ON l.oid = f.prolang
+   CROSS JOIN LATERAL unnest(f.proargtypes) AS given(type) JOIN own ON own.oid = given.type
+   WHERE f.oid >= 16384 AND (f.provolatile = 'i' OR l.lanname IN ('c', 'internal')))
 SELECT o.oprname::text AS name FROM pg_operator o
- WHERE o.oprnamespace <> 'pg_catalog'::regnamespace AND o.oprname = ANY($1::text[])
-   AND NOT EXISTS (SELECT FROM own WHERE own.oid IN (o.oprleft, o.oprright))
+ WHERE o.oid >= 16384 AND o.oprname = ANY($1::text[]) AND NOT EXISTS (SELECT FROM apart WHERE apart.oid = o.oprcode)
 UNION SELECT f.proname::text FROM pg_proc f
- WHERE f.pronamespace <> 'pg_catalog'::regnamespace AND f.proname = ANY($1::text[])
-   AND NOT EXISTS (SELECT FROM own WHERE own.oid = ANY(f.proargtypes::oid[]))
+ WHERE f.oid >= 16384 AND f.proname = ANY($1::text[]) AND NOT EXISTS (SELECT FROM apart WHERE apart.oid = f.oid)
 UNION SELECT y.typname::text FROM pg_type y
- WHERE y.typnamespace <> 'pg_catalog'::regnamespace AND y.typname = ANY($1::text[])
+ WHERE y.oid >= 16384 AND y.typname = ANY($1::text[])
 UNION SELECT '::' FROM pg_cast k WHERE k.castfunc >= 16384 AND NOT EXISTS (
   SELECT FROM pg_type y WHERE y.oid IN (k.castsource, k.casttarget) AND y.oid >= 16384 AND y.typtype <> 'e')
 """
