@@ -313,7 +313,7 @@ SHADOWS = {
         "NEW.name := left('(1)')",
     ),
     "a function of a type that an enum becomes": (
-        "CREATE FUNCTION public.as_piece(public.kind) RETURNS public.piece LANGUAGE sql RETURN row(1)::public.piece;"
+        "CREATE FUNCTION public.as_piece(public.kind) RETURNS public.piece IMMUTABLE LANGUAGE sql RETURN NULL::piece;"
         " CREATE CAST (public.kind AS public.piece) WITH FUNCTION public.as_piece(public.kind) AS IMPLICIT;"
         " CREATE FUNCTION public.lower(public.piece) RETURNS text IMMUTABLE LANGUAGE sql RETURN ''::text",
         "NEW.name := lower(NEW.kind)",
