@@ -197,7 +197,9 @@ class Table:
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     updates_reach_further: frozenset[str] = frozenset()
-    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
+    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE; all, if one of them is made of
+    others.
+    """
     reached: tuple[tuple[int, str, bool], ...] = ()
     """The protected tables, other than itself, to which a foreign key's action may lead from a row that is deleted, or
     whose key is changed: oid, name, and whether they have a scope.
@@ -573,9 +575,14 @@ runs_functions       one may change the session: code that somebody wrote in SQL
 reads_run_functions  the same of those that a read calls
 """
 
+DEFINITION: Final = (
+    "pg_catalog.replace(pg_catalog.pg_get_functiondef({}), ' RETURNS pg_catalog.trigger', ' RETURNS trigger')"
+)
+"""The text of a trigger's function, the same under each search_path: a table may have the name `trigger`."""
+
 # The user's triggers on the table c, and on its partitions, as JSON: what trigger_reader.Trigger has, in its order.
-# Functions are shown by pg_get_functiondef as they are now, whatever the snapshot: what is read is what is compared.
-TRIGGERS: Final = r"""
+# Functions are shown as they are now, whatever the snapshot: what is read is what is compared.
+TRIGGERS: Final = rf"""
 (WITH RECURSIVE part(oid) AS (
    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
  SELECT jsonb_agg(DISTINCT jsonb_build_array(
@@ -587,7 +594,7 @@ TRIGGERS: Final = r"""
              WHERE q.oid IS NULL),
           t.tgtype & 28 = 8, t.tgtype & 1 = 1 AND NOT t.tgdeferrable))::text
    FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-  CROSS JOIN LATERAL (SELECT pg_get_functiondef(t.tgfoid) AS definition OFFSET 0) AS shown
+  CROSS JOIN LATERAL (SELECT {DEFINITION.format("t.tgfoid")} AS definition OFFSET 0) AS shown
   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0
     AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
