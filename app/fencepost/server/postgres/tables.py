@@ -582,11 +582,14 @@ DEFINITION: Final = (
 
 # The user's triggers on the table c, and on its partitions, as JSON: what trigger_reader.Trigger has, in its order.
 # Functions are shown as they are now, whatever the snapshot: what is read is what is compared.
+# What is not ASCII may be no text for us (SQL_ASCII): outside of constants and comments a $ is not read.
 TRIGGERS: Final = rf"""
 (WITH RECURSIVE part(oid) AS (
    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
  SELECT jsonb_agg(DISTINCT jsonb_build_array(
-          t.tgfoid::int8, shown.definition, md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
+          t.tgfoid::int8, CASE WHEN getdatabaseencoding() = 'UTF8' THEN shown.definition
+            ELSE regexp_replace(shown.definition, '[^\x01-\x7f]', '$', 'g') END,
+          md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
           t.tgtype & 67 = 3,
           t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK|COERCETODOMAIN|:varattno -' AND NOT EXISTS (
             SELECT FROM regexp_matches(t.tgqual::text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
