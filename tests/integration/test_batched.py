@@ -210,6 +210,20 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
     assert not tables["t_parts"].shares_transactions, "a partition's trigger is one, too"
 
 
+async def test_a_function_whose_comment_is_no_text_stops_no_catalog(connect: Connect) -> None:
+    """A database without encoding (SQL_ASCII), in which a body may have any bytes."""
+    observer = await connect()
+    await observer.execute("UPDATE pg_database SET encoding = 0 WHERE datname = current_database()")
+    latin = await connect()
+    await latin.execute(
+        "CREATE TABLE public.t (id int PRIMARY KEY, n int); DO $do$ BEGIN EXECUTE"
+        " 'CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.n := 1; -- '"
+        " || E'\\xe9\\n RETURN NEW; END $$'; END $do$;"
+        "CREATE TRIGGER m BEFORE UPDATE ON public.t FOR EACH ROW EXECUTE FUNCTION public.f()"
+    )
+    assert (await load(latin, EVERYTHING, 1)).tables["t"].shares_transactions
+
+
 async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(race: Race) -> None:
     statement = keyed_statements.update(race.table, race.change({"status": "x"}), "skip")
     await race.observer.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
