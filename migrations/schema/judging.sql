@@ -13,6 +13,7 @@
 --   accepts      fence/token.py          Python's: verdicts, and floors that a claim reads
 --   comparison   postgres/row_sql.py     the WHERE of the gateway's statements
 --   update_body  table_functions.sql     the plain case of a table's trigger: a token above the mark, under both rules
+--   insmark_body table_functions.sql     the plain case of an INSERT: a key without a mark, by its floor, under the rule strict
 --   delete_body  table_functions.sql     the WHERE of the gateway's DELETE
 --   enter_each   scopes.sql              the plain case of scopes
 -- tests/races/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that

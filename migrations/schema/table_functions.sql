@@ -192,28 +192,38 @@ SET search_path = pg_catalog, pg_temp AS $$
 
 -- After an INSERT. Another trigger, or a function in RETURNING, may have deleted the row before this trigger fires. That leaves a
 -- transaction's number in xmax, as an UPDATE or a lock does; and judge_delete's word, which stays.
+-- The plain case first, under the rule strict: the key has no mark yet, the row's is made, and the token is above the floor, which is read in a
+-- later statement, for the first one may have waited. Everything else is judged by judge_insert, which finds this transaction's mark.
 CREATE FUNCTION fencepost.insmark_body(p fencepost.protected) RETURNS text LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT format($body$
 DECLARE
+  named text;
   gone boolean := false;
+  passes boolean := false;
 BEGIN
   %1$s
+  named := %2$s;
   IF NEW.xmax <> '0' THEN
-    gone := EXISTS (SELECT FROM fencepost.marks k
-                     WHERE k.resource = %2$s AND k.row_absent AND k.xid = pg_current_xact_id());
-  END IF;%3$s
-  PERFORM fencepost.judge_insert(%4$L, %2$s, NEW.last_fence_token, %5$L);%6$s
-  IF gone THEN UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = %2$s; END IF;
+    gone := EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = named AND k.row_absent AND k.xid = pg_current_xact_id());
+  END IF;%3$s%4$s
+  IF passes IS NOT TRUE THEN PERFORM fencepost.judge_insert(%5$L, named, NEW.last_fence_token, %6$L); END IF;%7$s
+  IF gone THEN UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = named; END IF;
   RETURN NULL;
-END$body$, fencepost.unchanged_text(p.name, 'NEW'), resource,
+END$body$, fencepost.unchanged_text(p.name, 'NEW'), fencepost.part_name(p.functions, 'name') || '(NEW)',
     -- What the row raises is in fencepost.marks, or nowhere.
     CASE p.source WHEN 'external' THEN E'\n  '
-      || fencepost.require_reach_text(p, 'meet_ceiling', resource, 'NEW.last_fence_token', '0', 'NEW.last_fence_token') ELSE '' END,
+      || fencepost.require_reach_text(p, 'meet_ceiling', 'named', 'NEW.last_fence_token', '0', 'NEW.last_fence_token') ELSE '' END,
+    CASE p.rule WHEN 'strict' THEN format($plain$
+  IF NEW.last_fence_token > 0 AND octet_length(named) <= 2600 AND current_setting('transaction_isolation') = 'read committed'
+     AND (current_setting('fencepost.break_glass', true) <> '') IS NOT TRUE THEN
+    INSERT INTO fencepost.marks (resource, last_fence_token, xid, row_absent)
+    VALUES (named, NEW.last_fence_token, pg_current_xact_id(), false) ON CONFLICT (resource) DO NOTHING;
+    IF FOUND THEN SELECT f.floor < NEW.last_fence_token INTO passes FROM fencepost.floors f WHERE f.name = %1$L; END IF;
+  END IF;$plain$, p.name) ELSE '' END,
     p.name, p.rule,
-    CASE p.source WHEN 'external' THEN '' ELSE E'\n  ' || fencepost.require_issued_text(p, '>', resource, 'NEW.last_fence_token')
-      || E'\n  ' || fencepost.require_issued_text(p, '<', resource, 'NEW.last_fence_token') END)
-    FROM (SELECT fencepost.part_name(p.functions, 'name') || '(NEW)') AS of(resource) $$;
+    CASE p.source WHEN 'external' THEN '' ELSE E'\n  ' || fencepost.require_issued_text(p, '>', 'named', 'NEW.last_fence_token')
+      || E'\n  ' || fencepost.require_issued_text(p, '<', 'named', 'NEW.last_fence_token') END) $$;
 
 CREATE FUNCTION fencepost.deleted_body(p fencepost.protected) RETURNS text LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
