@@ -594,6 +594,9 @@ REFUSALS = [
     # Malformed
     Refusal(UPDATING, "x", "FP400", "malformed fence token 'x'", None, MALFORMED),
     Refusal("DELETE FROM public.items", "it's", "FP400", "malformed fence token 'it''s'", None, MALFORMED),
+    Refusal("INSERT INTO public.orders (order_id) VALUES (repeat('x', 2600))", "50", "FP400",
+            f"the name of the resource orders/{33 * 'x'}… has 2607 bytes; a mark can be kept for names of at most 2600",
+            None, None),
     # What cannot change
     Refusal("UPDATE public.orders SET order_id = 'z'", "50", "FP400",
             "orders/k: the primary key of a protected row cannot change", None, ANOTHER_KEY),
