@@ -137,6 +137,9 @@ async def test_an_insert_under_the_marks_own_token_does_not_pass_unrecorded(race
         assert await count(race) == before + 1
         assert await race.live_mark("k") == 34
         await run(race.a, DELETE, login=OPERATOR)
+    before, fresh = await count(race), "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('fresh', 50)"
+    assert await run(race.a, fresh, login=OPERATOR) == "ok"
+    assert await count(race) == before + 1
 
 
 async def test_a_column_value_below_the_mark_is_refused_with_a_hint_that_helps(race: Race) -> None:

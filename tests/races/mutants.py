@@ -991,6 +991,8 @@ MUTANTS: list[Mutant] = [
         break_glass.test_an_operator_writes_without_a_token_and_no_mark_falls),
     glass("an INSERT without a token is not recorded", "judge_insert", "PERFORM fencepost.enforce('no token',",
         "PERFORM concat(", break_glass.test_an_insert_under_the_marks_own_token_does_not_pass_unrecorded),
+    glass("a plain INSERT is not recorded", "{stem}_insmark", "AND (current_setting('fencepost.break_glass', true)",
+        "AND true OR (current_setting('fencepost.break_glass', true)", break_glass.test_an_operator_writes_without_a_token_and_no_mark_falls),
     glass("no use is recorded", "enforce", "PERFORM fencepost.record_break_glass(", "PERFORM concat(",
         break_glass.test_an_operator_writes_without_a_token_and_no_mark_falls),
     glass("an UPDATE behind glass lowers the mark", "judge_update", "RETURN greatest(old_mark, token)",
