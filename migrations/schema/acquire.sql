@@ -151,6 +151,33 @@ BEGIN
   RETURN r;
 END $$;
 
+-- Acquire many locks for as many requests, each as acquire does, in one transaction: what each of them has waited for is one flush of the
+-- log. A request whose lock or its lease is locked by another transaction is busy, and gets nothing: no request of a batch waits for
+-- another one's. p_names are sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
+CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
+RETURNS TABLE (busy boolean, acquired fencepost.acquired)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  other bigint;
+BEGIN
+  FOR i IN 1 .. cardinality(p_names) LOOP
+    SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
+    busy := NOT FOUND AND EXISTS (SELECT FROM fencepost.locks k WHERE k.name = p_names[i]);
+    IF NOT busy AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = other AND x.ended_at IS NULL) THEN
+      PERFORM FROM fencepost.leases x WHERE x.lease_id = other FOR UPDATE SKIP LOCKED;
+      busy := NOT FOUND;
+    END IF;
+    IF busy THEN
+      RETURN QUERY SELECT true, NULL::fencepost.acquired;
+    ELSE
+      RETURN QUERY SELECT false, a FROM fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
+                                                           NULL, NULL, 0, '{}') a;
+    END IF;
+  END LOOP;
+END $$;
+
 -- A grant whose claims had to wait begins when they are done, and so do its tokens. Only for the transaction that made it.
 CREATE FUNCTION fencepost.begin_now(p_lease_id bigint, OUT granted_at timestamptz, OUT expires_at timestamptz)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -209,4 +236,16 @@ BEGIN
   IF FOUND THEN RETURN fencepost.wake(released, p_gateway); END IF;
   PERFORM FROM fencepost.leases x WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp();
   RETURN CASE WHEN NOT FOUND THEN '{}'::uuid[] END;
+END $$;
+
+-- Release many, in the order of their numbers, in which all lock leases. A row for each, in the order given: see release.
+CREATE FUNCTION fencepost.release_each(p_leases bigint[], p_hashes bytea[], p_gateway uuid) RETURNS TABLE (over boolean, woken uuid[])
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  here uuid[];
+BEGIN
+  FOR i IN 1 .. cardinality(p_leases) LOOP
+    here := fencepost.release(p_leases[i], p_hashes[i], p_gateway);
+    RETURN QUERY SELECT here IS NOT NULL, here;
+  END LOOP;
 END $$;

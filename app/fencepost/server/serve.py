@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Seals
-from fencepost.server.gateway.group_commit import GroupCommit
+from fencepost.server.gateway.group_commit import GroupCommit, LeaseBatches
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.gateway.results import Results
 from fencepost.server.health import Health
@@ -291,7 +291,7 @@ async def _opened(
             yield replace(gateway, sources=sources, queues=queues, default_queue=settings.default_queue)
     finally:
         gateway.database.end_after(stopping.left())
-        await gateway.locks.queue.close()
+        await gateway.locks.close()
         await gateway.catalog.close()
         await gateway.group.close()
         await gateway.reads.close()
@@ -321,14 +321,16 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
-    locks = PostgresLocks(database, queue, leases)
-    group = GroupCommit(
+    made = partial(
+        GroupCommit,
         database,
         most_waiting=settings.max_waiting,
         wait_at_most=settings.pool_timeout,
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
         times=times,
     )
+    group, of_leases = made(), made(lend=database.lease_batch_connection)
+    locks = PostgresLocks(database, queue, leases, LeaseBatches(of_leases))
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     return Gateway(
         database,

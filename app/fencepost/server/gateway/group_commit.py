@@ -54,6 +54,15 @@ from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
 from fencepost.server.postgres.connection import Key, Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.leases import (
+    Acquired,
+    LockRequest,
+    Release,
+    Released,
+    Withdrawn,
+    release_each,
+    try_each,
+)
 from fencepost.server.postgres.pool import most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
@@ -223,6 +232,36 @@ class RoleQueues(Generic[W, R]):
         return queue
 
 
+# Leases of the built-in source: grants of one lock each, without claims, and releases, of the same moment.
+
+
+class LeaseBatches:
+    """The batches of grants, and of releases. No one of either waits for a row that another transaction has locked."""
+
+    def __init__(self, group: "GroupCommit") -> None:
+        self.group, self.close = group, group.close
+        self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
+        self._releases = BatchQueue[Release, Released](release_each)
+
+    async def acquire(self, wanted: LockRequest) -> Acquired | None:
+        """Grant the lock, or say who has it. None: that is not decided, or may have been without an answer. Raises
+        Withdrawn, UnavailableError.
+        """
+        answer = await self.group.write(self._grants, wanted, wanted.names, 0)
+        if isinstance(answer, Withdrawn):
+            raise answer
+        return None if isinstance(answer, Alone | Broken) else answer
+
+    async def release(self, asked: Release) -> Released | None:
+        """Release a lease. None: as for grants."""
+        answer = await self.group.write(self._releases, asked, (f"{asked.lease_id:020}",), 0)
+        return None if isinstance(answer, Alone | Broken) else answer
+
+
+async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
+    return [AGAIN if taken is None else taken for taken in await try_each(connection, batch)]
+
+
 # Whose the connections of batches are: no caller ever has all of them, nor all that one queue may have at once.
 #
 # A batch takes a place of one of those whom it is for: of those who may have one more, whoever has the most. The
@@ -337,11 +376,14 @@ class GroupCommit:
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
         reads: bool = False,
+        lend: Callable[[Caller], AbstractAsyncContextManager[Session]] | None = None,
         times: Times = TIMES,
     ) -> None:
         """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may.
         `reads`: batches are of reads, on connections that are for reads, which wait for locks as long as others.
+        `lend`: lends connections in place of those for batches of writes.
         """
+        self._lend_for_writes = lend or database.batch_connection
         self._database, self._reads = database, reads
         self._unsent = "it was not read" if self._reads else "nothing was written"
         self._on_setup_error = on_setup_error
@@ -493,7 +535,7 @@ class GroupCommit:
     def _lend(self, queue: BatchQueue[Any, Any]) -> AbstractAsyncContextManager[Session]:
         if self._reads:
             return self._database.for_reads(caller=queue.caller, whose=self._whose_turn(queue), counted=False)
-        return self._database.batch_connection(queue.caller)
+        return self._lend_for_writes(queue.caller)
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection for reads left, of those that wait first; if nobody has, whoever is first. Else a

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken
@@ -32,6 +32,8 @@ from fencepost.server.postgres.leases import (
     LockRequest,
     LockRow,
     LostLease,
+    Release,
+    Released,
     Withdrawal,
 )
 from fencepost.server.times import TIMES, Clock, Timer, Times
@@ -227,14 +229,34 @@ class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
     """Another grant is under way for a lock, and takes its time."""
 
 
-class PostgresLocks(Leases):
-    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
+class Batches(Protocol):
+    """Grants and releases of the same moment, which share transactions. None: it could not be decided so."""
 
-    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits | None = None) -> None:
-        self._database = database
+    async def acquire(self, wanted: LockRequest) -> Acquired | None: ...
+
+    async def release(self, asked: Release) -> Released | None: ...
+
+    async def close(self) -> None: ...
+
+
+class PostgresLocks(Leases):
+    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction; grants of one
+    lock without claims, and releases, share those of `batches`.
+    """
+
+    def __init__(
+        self, database: Database, queue: Queue, limits: LeaseLimits | None = None, batches: Batches | None = None
+    ) -> None:
+        self._database, self._batches = database, batches
         self._withdrawing = asyncio.Lock()
         self.queue = queue
         self.limits = limits or LeaseLimits()
+
+    async def close(self) -> None:
+        """End what runs beside requests."""
+        await self.queue.close()
+        if self._batches is not None:
+            await self._batches.close()
 
     async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
@@ -243,6 +265,10 @@ class PostgresLocks(Leases):
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
+        if self._batches is not None and len(wanted.names) == 1 and not (wanted.claims or wanted.writes):
+            taken = await self._batches.acquire(wanted)
+            if taken is not None and not (isinstance(taken, Held) and wanted.wait_ms):
+                return taken
         if wanted.wait_ms == 0:
             return await self._take_or_queue(wanted, claim, None, 0)
         visit = await self.queue.arrive()
@@ -354,7 +380,13 @@ class PostgresLocks(Leases):
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         gateway = self.queue.gateway
-        woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
+        released: Released | None = None
+        if self._batches is not None:
+            released = await self._batches.release(Release(lease_id, secret_hash, gateway))
+        if released is None:
+            woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
+        else:
+            woken = released.woken
         if woken is None:
             return False
         self.queue.wake(woken)
