@@ -623,6 +623,10 @@ MUTANTS: list[Mutant] = [
     Mutant("locks are taken as they are named", "acquire",
         'ARRAY(SELECT DISTINCT x COLLATE "C" FROM unnest(wanted) x ORDER BY 1)', "wanted",
         leases.test_opposite_orders_do_not_deadlock),
+    Mutant("a batch waits for a lock's row", "acquire_each", "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED",
+        "WHERE k.name = p_names[i]", leases.test_a_batch_passes_by_what_others_have_locked),
+    Mutant("a batch waits for a lease's row", "acquire_each", "WHERE x.lease_id = other FOR UPDATE SKIP LOCKED",
+        "WHERE x.lease_id = other", leases.test_a_batch_passes_by_what_others_have_locked),
     Mutant("only the last lock counts", "acquire", "before := before || other;", "before := ARRAY[other];",
         leases.test_all_or_none),
     # Sweeping, and the queues of locks

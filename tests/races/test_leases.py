@@ -1,5 +1,6 @@
 """The token source (R9): tokens, time and locks; whose a lease is; what the sweeper leaves; a clock that steps back."""
 
+import asyncio
 from dataclasses import replace
 
 from tests.races.openings import LEASES, QUEUE_OF_LOCKS, opened
@@ -8,7 +9,8 @@ from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Granted, Held, LeaseRow
+from fencepost.server.postgres.leases import Granted, Held, LeaseRow, LockRequest
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = opened(LEASES)
 
@@ -86,6 +88,24 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
         answers = [await one, await two]
         verdicts = [answer if isinstance(answer, str) else answer.verdict for answer in answers]
         assert verdicts == ["granted", "held"], f"{first}, {second}: {verdicts}"
+
+
+async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> None:
+    """R20: of the grants of one transaction none waits for another transaction: not for a lock's row, nor its lease's."""
+    batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in ("a", "b", "c")]
+    held = granted(await race.acquire(race.a, "a", secret="old"))
+    idle = granted(await race.acquire(race.a, "c", secret="idle"))
+    assert await race.release(race.a, idle.lease_id, "idle")
+    foreign = await race.begin(race.c)
+    await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
+    await race.c.execute("SELECT FROM fencepost.locks WHERE name = 'c' FOR UPDATE")
+    first, free, third = await asyncio.wait_for(leases.try_each(race.b, batch), PATIENCE)
+    assert (first, third) == (None, None)
+    await foreign.rollback()
+    first, again, third = await leases.try_each(race.b, batch)
+    assert (in_the_way(first).lease_id, granted(third).names) == (held.lease_id, ("c",))
+    assert isinstance(again, Granted)
+    assert (again.verdict, again.lease.tokens) == ("repeated", granted(free).tokens)
 
 
 async def test_all_or_none(race: LeaseRace) -> None:
