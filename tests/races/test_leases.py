@@ -91,7 +91,7 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
 
 
 async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> None:
-    """R20: of the grants of one transaction none waits for another transaction: not for a lock's row, nor its lease's."""
+    """R20: no grant of several in one transaction waits for another transaction: for a lock's row, or its lease's."""
     batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in ("a", "b", "c")]
     held = granted(await race.acquire(race.a, "a", secret="old"))
     idle = granted(await race.acquire(race.a, "c", secret="idle"))
