@@ -273,6 +273,8 @@ def test_settings_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> Non
             (("--anon-role", "web"), "give --jwt-secret, --jwt-jwks or --api-keys"),
             (("--jwt-secret", secret, "--anon-role", "x" * 64), "no name of a role"),
             (("--jwt-aud", "orders"), "give --jwt-secret or --jwt-jwks"),
+            (("--rate-limit", "5/second"), "the rate limit is of callers"),
+            (("--failed-rate-limit", "5/s"), "failed rate limit"),
             (("--allowed-hosts", "shop.example:443"), "is no name of a host"),
             (("--cors-origins", "shop.example"), "is no origin"),
             (("--sources", "a=redis://one a=redis://two"), "FENCEPOST_SOURCES: a stands there twice"),

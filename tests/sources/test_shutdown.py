@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.benches import BENCHES, Bench
 from tests.support.gateways import serving_process
 
-from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 HOLDS = 20
 SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each
@@ -50,6 +50,23 @@ async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Benc
         output = gateway.errors.read_text()
     assert f"could not release {HOLDS} of its locks" in output
     assert "orders/0, orders/1, orders/10, " in output
+
+
+async def test_who_waits_for_a_lock_of_a_service_is_sent_away(bench: Bench, short_dir: Path) -> None:
+    async with serving_process(short_dir, "--sources", f"locks={bench.url}", "--shutdown-timeout", "600") as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client:
+            wanted = {"source": "locks", "lock": "orders/1", "ttl_ms": 600_000}
+            assert (await client.post("/v1/leases", json=wanted)).status_code == 201
+            waiting = asyncio.create_task(client.post("/v1/leases", json={**wanted, "wait_ms": 300_000}))
+
+            async def is_waiting() -> bool:
+                return await bench.waiting("orders/1") > 0
+
+            await eventually(is_waiting, what="a request that waits")
+            gateway.interrupt()
+            answer = await waiting
+            assert (answer.status_code, answer.json()["code"]) == (503, "FP010")
+        assert await gateway.ended() == 0
 
 
 async def test_holds_of_a_service_that_answers_are_released(bench: Bench, short_dir: Path) -> None:

@@ -49,6 +49,7 @@ def _serve(settings: Settings) -> None:
         check_authentication,
         check_sources,
         read_queues,
+        read_rate_limits,
         read_seal_keys,
     )
     from fencepost.server.serving.server import run_gateway  # noqa: PLC0415
@@ -59,6 +60,7 @@ def _serve(settings: Settings) -> None:
     read_sites(settings.host, settings.allowed_hosts, settings.cors_origins)
     read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
     authenticated = check_authentication(settings)
+    read_rate_limits(settings, authenticated=authenticated)
     # The ports come first: when one is busy, nothing else has been touched.
     with _listeners(settings) as listeners, _database(settings) as (url, embedded):
         ports = dict(zip(("port", "admin_port"), (each.getsockname()[1] for each in listeners), strict=False))

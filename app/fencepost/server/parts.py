@@ -19,6 +19,7 @@ from fencepost.server.consuming.deciding import Decider, Reports
 from fencepost.server.fence.caller import ANONYMOUS, Access, Caller
 from fencepost.server.fence.seal import SealKeys, SealKeysError
 from fencepost.server.gateway.gateway import Gateway, read_keys, reason_of
+from fencepost.server.http.edge import RateLimits, read_rate
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.identity.jwt import (
@@ -136,6 +137,16 @@ def check_authentication(settings: Settings) -> bool:
             " give --api-keys, --jwt-secret-file or --jwt-jwks (docs/authentication.md)"
         )
     return found
+
+
+def read_rate_limits(settings: Settings, *, authenticated: bool) -> RateLimits:
+    """Read how often callers may ask. Raises StartupError."""
+    per_caller = read_rate("rate limit", settings.rate_limit)
+    if per_caller is not None and not authenticated:
+        raise StartupError(
+            "the rate limit is of callers, which are known by authentication: FENCEPOST_JWT_SECRET, for example"
+        )
+    return RateLimits(per_caller, read_rate("failed rate limit", settings.failed_rate_limit))
 
 
 def _expected(settings: Settings) -> Expected:

@@ -30,7 +30,7 @@ from fencepost.server.gateway.results import Results
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.data import Running
-from fencepost.server.http.edge import RateLimits, Sites, read_rate, read_sites
+from fencepost.server.http.edge import Sites, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
 from fencepost.server.http.system import Readiness, ShownHealth
 from fencepost.server.locks.builtin import PostgresLocks, Queue
@@ -58,6 +58,7 @@ from fencepost.server.parts import (
     consuming,
     read_authentication,
     read_queues,
+    read_rate_limits,
     read_seal_keys,
     read_sources,
     sources_opened,
@@ -168,7 +169,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
                 await health.close()
                 runtime.gateway = runtime.health = None
 
-    limits = _rate_limits(settings, authenticated=authentication is not None)
+    limits = read_rate_limits(settings, authenticated=authentication is not None)
     admin = None
     if settings.admin_port is not None:
         of_admin = read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
@@ -207,15 +208,6 @@ def _guards(settings: Settings, sites: Sites, emit: Emit, times: Times) -> dict[
     if settings.admin_port is not None:
         guards[ADMIN_GUARD] = settings.admin_port, Guard(bounds.of_admin_port, emit, times.edge)
     return guards
-
-
-def _rate_limits(settings: Settings, *, authenticated: bool) -> RateLimits:
-    per_caller = read_rate("rate limit", settings.rate_limit)
-    if per_caller is not None and not authenticated:
-        raise StartupError(
-            "the rate limit is of callers, which are known by authentication: FENCEPOST_JWT_SECRET, for example"
-        )
-    return RateLimits(per_caller, read_rate("failed rate limit", settings.failed_rate_limit))
 
 
 def _rest_from_garbage(threshold: int = GC_THRESHOLD) -> None:
@@ -274,7 +266,12 @@ async def _opened(
     gateway = await _connect(settings, configured, emit, times)
     upkeep = Upkeep(gateway, settings, authentication)
     stopping = Stopping(settings.shutdown_timeout)
-    waits = (gateway.locks.queue.stop, gateway.watches.stop, gateway.results.stop, gateway.batches.stopping.set)
+    stops: list[Callable[[], object]] = [
+        stopping.ask,
+        partial(gateway.database.end_after, settings.shutdown_timeout),
+        gateway.locks.queue.stop,
+    ]
+    stops += [gateway.watches.stop, gateway.results.stop, gateway.batches.stopping.set]
     try:
         await _look_first(gateway, _served(settings))
         # Callers' tokens name roles: the login must not be one that may become any.
@@ -283,11 +280,12 @@ async def _opened(
             raise StartupError(reason)
         async with (
             _working(upkeep.works(configured.dsn)),
-            _heeding_signals(upkeep.reload, (stopping.ask, *waits)),
+            _heeding_signals(upkeep.reload, stops),
             sources_opened(configured.sources, gateway, stopping) as sources,
             _working(upkeep.works_of_sources(sources)),
             queues_opened(configured.queues, gateway.database, configured.dsn, emit) as queues,
         ):
+            stops += [each.stop for each in sources.values()]
             yield replace(gateway, sources=sources, queues=queues, default_queue=settings.default_queue)
     finally:
         gateway.database.end_after(stopping.left())
@@ -603,7 +601,7 @@ async def _working(works: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[
 
 @asynccontextmanager
 async def _heeding_signals(
-    reload: Callable[[], Coroutine[Any, Any, None]], stops: Sequence[Callable[[], None]]
+    reload: Callable[[], Coroutine[Any, Any, None]], stops: Sequence[Callable[[], object]]
 ) -> AsyncIterator[None]:
     """Reload on SIGHUP; call `stops` once the process is asked to stop. Who waits or watches is sent away: the server
     would wait for them otherwise.

@@ -75,6 +75,7 @@ class Grants:
         self._database, self._failed, self._quarantined = database, failed, quarantined
         self.times, self.clock = times.sources, times.clock
         self.pending = ServiceReleases()
+        self.stopping = asyncio.Event()
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
@@ -104,7 +105,9 @@ class Grants:
         return GrantRecord(grant.handle, tokens, before, since)
 
     async def _ask_for_lock(self, wanted: LockRequest, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
-        """Ask the source for the lock, and stop asking when the client has gone."""
+        """Ask the source for the lock, and stop asking when the client has gone. UnavailableError: the gateway stops,
+        and nobody waits on.
+        """
         asking = asyncio.ensure_future(
             self.source.acquire(
                 wanted.names[0],
@@ -114,8 +117,10 @@ class Grants:
                 wait_s=wait_s,
             )
         )
+        stopping = asyncio.ensure_future(self.stopping.wait())
         try:
-            await asyncio.wait((asking, gone), return_when=asyncio.FIRST_COMPLETED)
+            ends = (gone, stopping) if wait_s else (gone,)
+            await asyncio.wait((asking, *ends), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             asking.cancel()
             await asyncio.wait((asking,))
@@ -124,10 +129,14 @@ class Grants:
                 if isinstance(granted, Grant):
                     await self.give_back(wanted.names[0], granted.handle)
             raise
+        finally:
+            stopping.cancel()
         if not asking.done():
             asking.cancel()
             await asyncio.wait((asking,))
         if asking.cancelled():
+            if not gone.done():
+                raise UnavailableError("this gateway is stopping")
             return Holder()
         return asking.result()
 
@@ -386,6 +395,10 @@ class SourceLocks(Leases):
                 await self.source.close()
         except TimeoutError:
             self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
+
+    def stop(self) -> None:
+        """Send all away who wait for a lock, and those who come to wait."""
+        self._grants.stopping.set()
 
     async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.

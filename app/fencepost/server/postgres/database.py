@@ -365,7 +365,11 @@ class Database:
             self._ending.cancel()
 
     def end_after(self, seconds: float) -> None:
-        """Have statements under way break then, for PostgreSQL may not answer: neither `close` nor requests wait on."""
+        """Have statements under way break then, for PostgreSQL may not answer: neither `close` nor requests wait on. Of
+        several calls the last counts.
+        """
+        if self._ending is not None:
+            self._ending.cancel()
         self._ending = self._clock.call_later(seconds, self._end)
 
     def _end(self) -> None:
