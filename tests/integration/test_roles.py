@@ -423,9 +423,12 @@ async def test_a_lease_reads_the_row_as_its_caller(stage: Acting, race: Race) ->
     )
     await stage.gateway.catalog.reload()
     wanted = asking("l", secret="s" * 32, claims=("orders/k",))
-    hidden = await ask(stage.of(WEB, claims='{"order": "other"}'), wanted)
-    assert isinstance(hidden, Problem)
-    assert hidden.name == "FP006"
+    other = stage.of(WEB, claims='{"order": "other"}')
+    for policy in ("SELECT", "CREATE POLICY seen ON orders FOR SELECT USING (true)"):  # seen, and not to be claimed
+        await race.observer.execute(policy)
+        for no_row in (await ask(other, wanted), await claim(other, Claim(parse_resource("orders/k"), Token(40)))):
+            assert isinstance(no_row, Problem)
+            assert (no_row.name, "PUT it under the token" in (no_row.hint or "")) == ("FP006", True)
     for _ in range(2):  # the second is the same request, repeated
         got = await ask(stage.of(WEB, claims='{"order": "k"}'), wanted)
         assert isinstance(got, Granted), got
@@ -1170,6 +1173,17 @@ async def test_what_the_gateways_own_login_lacks_is_reported_to_the_operator(
     await patches(stage, WEB, with_key=True)
     assert "fencepost.idem_begin_each" in counted.reports[0]
     assert "fp_login" in counted.reports[0]
+
+
+async def test_a_value_that_names_what_the_role_may_not_see_fails_alone(stage: Acting, race: Race) -> None:
+    await race.observer.execute("ALTER TABLE orders ADD named regclass; CREATE TABLE of_the_owner.hidden ()")
+    await stage.gateway.catalog.reload()
+    for key in "abcd":
+        await race.insert(race.a, key, 30)
+    writes = (
+        patch(stage.of(WEB), keyed(key, 40, named="of_the_owner.hidden" if key == "c" else "orders")) for key in "abcd"
+    )
+    assert [result_of(answer) for answer in await asyncio.gather(*writes)] == ["ok", "ok", "42501", "ok"]
 
 
 async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_insert(stage: Acting, race: Race) -> None:

@@ -618,10 +618,13 @@ RUNS_OTHER_CODE: Final = f"""
 CALLS."""
 
 # A policy that reads tables, or calls a function that may (what is not IMMUTABLE, but for those that read settings and
-# the time), could be told by a neighbour's write that it is not alone.
+# the time), could be told by a neighbour's write that it is not alone; so could one that reads the system columns of
+# transactions (xmin to cmax). The functions that compare rows, and those behind a type that SQL/JSON returns, are named
+# nowhere in the tree.
 POLICIES_SEE_MORE: Final = r"""
 EXISTS (SELECT FROM pg_policy y CROSS JOIN LATERAL concat(y.polqual, y.polwithcheck) AS tree
-  WHERE y.polrelid = c.oid AND c.relrowsecurity AND (tree LIKE '%{SUBLINK%' OR EXISTS (
+  WHERE y.polrelid = c.oid AND c.relrowsecurity
+    AND (tree ~ '\{(SUBLINK|ROWCOMPARE|JSONEXPR)|:varattno -[2-5]' OR EXISTS (
     SELECT FROM regexp_matches(tree, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
       JOIN pg_proc f ON f.oid = found[1]::oid
      WHERE f.provolatile <> 'i' AND NOT (f.oid < 16384 AND f.proname IN (
