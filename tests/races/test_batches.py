@@ -12,11 +12,13 @@ from tests.support.racing import Race, mark, outcome
 from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put, result_of
 from tests.support.violations import promised
 
+from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.token import MAX_TOKEN
+from fencepost.server.gateway.attempt import claim_queues
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.ops.protect import ProtectError, protect
 from fencepost.server.postgres.catalog_cache import load
-from fencepost.server.postgres.tables import EVERYTHING
+from fencepost.server.postgres.tables import EVERYTHING, Table
 from fencepost.server.postgres.trigger_reader import FUNCTIONS
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
@@ -195,15 +197,19 @@ def trigger(
     return f"CREATE TRIGGER {name} {at} ON public.{table} {of} EXECUTE FUNCTION {runs}"
 
 
-async def shares(race: Race, *ddl: str) -> bool:
-    """Whether the table `t` shares transactions with this; nothing of it is left."""
+async def loaded(race: Race, *ddl: str) -> Table:
+    """Load the table `t` with this; nothing of it is left."""
     transaction = race.observer.transaction(isolation="repeatable_read")
     await transaction.start()
     for statement in ddl:
         await race.observer.execute(statement)
-    found = (await load(race.observer, EVERYTHING, 1)).tables["t"].shares_transactions
+    found = (await load(race.observer, EVERYTHING, 1)).tables["t"]
     await transaction.rollback()
     return found
+
+
+async def shares(race: Race, *ddl: str) -> bool:
+    return (await loaded(race, *ddl)).shares_transactions
 
 
 ACCEPTED = {
@@ -251,6 +257,7 @@ REFUSED = (
     "DECLARE n record; BEGIN n := NEW; n.n := 1; RETURN n; END",
     "DECLARE r record; BEGIN r := NEW; r := max(n) FROM t; RETURN r; END",
     "BEGIN NEW.n := 1; RETURN NEW;",
+    f"BEGIN NEW.n := NEW.n{' IS NULL' * 2000}; RETURN NEW; END",
 )  # fmt: skip
 
 
@@ -273,10 +280,16 @@ SHARING = {
     "words": trigger(runs="tsvector_update_trigger('words', 'pg_catalog.english', 'name')"),
     "two of them": trigger() + ";" + trigger(name="n", runs="suppress_redundant_updates_trigger()"),
 }
+HIDING = 'public."x\n RETURNS trigger\n LANGUAGE plpgsql\nAS $function$/*"'
 ALONE = {
     "WHEN calls what is not immutable": trigger(of=EACH + "(pg_current_xact_id() IS NULL)"),
     "WHEN calls a function of a user's": "CREATE FUNCTION public.mine(int) RETURNS bool IMMUTABLE LANGUAGE sql"
     " RETURN true;" + trigger(of=EACH + "(public.mine(NEW.n))"),
+    "WHEN makes a domain's value": "CREATE DOMAIN public.odd AS text CHECK (txid_current() > 0);"
+    + trigger(of=EACH + "(NEW.name::public.odd IS NULL)"),
+    "WHEN reads a system column": trigger(of=EACH + "(OLD.xmin::text > '5')"),
+    "a name that passes for a body": f"CREATE FUNCTION {HIDING}() RETURNS trigger LANGUAGE plpgsql AS"
+    " 'BEGIN NEW.n := max(n) FROM public.t; -- */ BEGIN\n RETURN NEW; END';" + trigger(runs=f"{HIDING}()"),
     "AFTER": trigger(at="AFTER UPDATE"),
     "transitions": trigger(at="AFTER UPDATE", of="REFERENCING NEW TABLE AS x FOR EACH ROW"),
     "as its owner": stamping(STAMP, "SECURITY DEFINER") + ";" + trigger(),
@@ -292,6 +305,20 @@ SHADOWS = {
     "a function": (
         "CREATE FUNCTION public.lower(varchar) RETURNS text LANGUAGE sql RETURN $1",
         "NEW.name := lower(NEW.name::varchar)",
+    ),
+    "a function in pg_catalog": (
+        "CREATE FUNCTION pg_catalog.lower(varchar) RETURNS text LANGUAGE sql RETURN $1",
+        "NEW.name := lower(NEW.name::varchar)",
+    ),
+    "a function of a type that a constant may have": (
+        "CREATE FUNCTION public.left(public.piece) RETURNS text LANGUAGE sql RETURN ''::text",
+        "NEW.name := left('(1)')",
+    ),
+    "a function of a type that an enum becomes": (
+        "CREATE FUNCTION public.as_piece(public.kind) RETURNS public.piece IMMUTABLE LANGUAGE sql RETURN NULL::piece;"
+        " CREATE CAST (public.kind AS public.piece) WITH FUNCTION public.as_piece(public.kind) AS IMPLICIT;"
+        " CREATE FUNCTION public.lower(public.piece) RETURNS text IMMUTABLE LANGUAGE sql RETURN ''::text",
+        "NEW.name := lower(NEW.kind)",
     ),
     "an operator": (
         "CREATE FUNCTION public.same(varchar, varchar) RETURNS bool LANGUAGE sql RETURN true;"
@@ -321,7 +348,9 @@ async def test_which_triggers_and_what_stands_in_the_place_of_a_name(race: Race)
     for name, (ddl_of_shadow, statement) in SHADOWS.items():
         body = stamping(f"BEGIN {statement}; RETURN NEW; END")
         assert await shares(race, body, trigger()), name
-        assert not await shares(race, body, trigger(), ddl_of_shadow), name
+        table = await loaded(race, body, trigger(), ddl_of_shadow)
+        assert not table.shares_transactions, name
+        assert table.runs_code, f"{name}: what it sets for the session stays there"
     volatile = await race.observer.fetch(
         "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
         " AND proname = ANY($1::text[]) AND provolatile = 'v'",
@@ -341,8 +370,9 @@ async def test_a_body_that_is_replaced_unheard_sees_no_neighbour(race: Race) -> 
     await made(race, "t")
     await race.observer.execute(stamping(STAMP) + ";" + trigger())
     await race.direct(race.a, "INSERT INTO t (id) VALUES (1), (2), (3)", token=30)
+    await race.observer.execute("CREATE TABLE public.trigger ()")
     xmins = "SELECT count(DISTINCT xmin::text) FROM t"
-    async with open_gateway(race.dsn) as gateway:
+    async with open_gateway(f"{race.dsn}?search_path=public,pg_catalog") as gateway:
         assert await written(gateway, 40, 1, 2, 3) == ["ok"] * 3
         assert await race.observer.fetchval(xmins) == 1, "they did not share a transaction: this test proves nothing"
         counts = "BEGIN NEW.n := (SELECT count(*) FROM t WHERE xmin = pg_current_xact_id()::xid); RETURN NEW; END"
@@ -394,7 +424,9 @@ async def test_an_owner_vouches_for_triggers_that_are_not_understood(race: Race)
         assert await written(gateway, 40, 1, 2, 3) == ["ok"] * 3
         assert [tuple(row) for row in await race.observer.fetch(found)] == [(3, 3, 3)]
         await protect(race.observer, "t", triggers_see_own_row=True)
-        assert (await gateway.catalog.reload()).tables["t"].shows_caller, "one with a role goes alone"
+        queues = claim_queues((await gateway.catalog.reload()).tables["t"], 10**6, "")  # type: ignore[arg-type]
+        assert queues is not None
+        assert queues.of(Caller("ann", role="web")) is None, "one with a role goes alone"
         assert await written(gateway, 41, *range(1, 301)) == ["ok"] * 300  # more than one batch takes
         [(rows, transactions, clean)] = await race.observer.fetch(found)
         assert transactions < rows == 303

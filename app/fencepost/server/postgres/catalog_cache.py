@@ -220,6 +220,12 @@ def _triggers(text: str | None) -> list[Trigger]:
     ]
 
 
+def _followed(row: asyncpg.Record, columns: Mapping[str, Column]) -> frozenset[str]:
+    """Name the columns that an ON UPDATE follows; all of the table, if one of them is made of others."""
+    followed = frozenset(row["changes"] or ())
+    return frozenset(columns) if any(columns[each].generated for each in followed) else followed
+
+
 def _for_triggers(row: asyncpg.Record, columns: Mapping[str, Column], fence: Fence | None) -> TableOfTriggers:
     """Say which columns a trigger may set, and which have types of PostgreSQL's own, or enums (no domains)."""
     ours = {MARK_COLUMN, *(fence.scope.columns if fence is not None and fence.scope is not None else ())}
@@ -230,7 +236,7 @@ def _for_triggers(row: asyncpg.Record, columns: Mapping[str, Column], fence: Fen
         if column.type_oid < FIRST_OF_USERS
         or (column.enum_labels and not column.is_array and column.type == column.base_type)
     }
-    bound = ours.union(made, row["key"] or (), row["unique_columns"] or (), row["changes"] or ())
+    bound = ours.union(made, row["key"] or (), row["unique_columns"] or (), _followed(row, columns))
     return TableOfTriggers(frozenset(bound), frozenset(plain), frozenset(columns))
 
 
@@ -279,7 +285,7 @@ def _table(
         runs_code=row["runs_other_code"] or not sets_columns or row["reaches"] or bool(row["changes"]),
         reads_run_code=row["reads_run_code"],
         deletes_reach_further=row["reaches"],
-        updates_reach_further=frozenset(row["changes"] or ()),
+        updates_reach_further=_followed(row, columns),
         refers=frozenset(row["refers"] or ()),
         reached=tuple(
             (oid, fences[oid]["name"], fences[oid]["scope"] is not None)

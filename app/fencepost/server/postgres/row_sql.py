@@ -15,7 +15,7 @@ from typing import Final, Literal
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule
 from fencepost.server.postgres.connection import key_part
-from fencepost.server.postgres.tables import MARK_COLUMN, Column, Fence, Table, quote
+from fencepost.server.postgres.tables import DEFINITION, MARK_COLUMN, Column, Fence, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -168,7 +168,7 @@ def or_changed_code(table: Table) -> str:
         return ""
     name = table.name if table.fence is None else table.fence.name
     same = [
-        f"pg_catalog.md5(pg_catalog.pg_get_functiondef({function}::oid)) OPERATOR(pg_catalog.=) {literal(md5)}"
+        f"pg_catalog.md5({DEFINITION.format(f'{function}::oid')}) OPERATOR(pg_catalog.=) {literal(md5)}"
         for function, md5 in table.trigger_functions
     ]
     return f"{or_outdated(name, same or [_NOTHING_LEFT])} AND "

@@ -197,7 +197,9 @@ class Table:
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     updates_reach_further: frozenset[str] = frozenset()
-    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
+    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE; all, if one of them is made of
+    others.
+    """
     reached: tuple[tuple[int, str, bool], ...] = ()
     """The protected tables, other than itself, to which a foreign key's action may lead from a row that is deleted, or
     whose key is changed: oid, name, and whether they have a scope.
@@ -573,38 +575,50 @@ runs_functions       one may change the session: code that somebody wrote in SQL
 reads_run_functions  the same of those that a read calls
 """
 
+DEFINITION: Final = (
+    "pg_catalog.replace(pg_catalog.pg_get_functiondef({}), ' RETURNS pg_catalog.trigger', ' RETURNS trigger')"
+)
+"""The text of a trigger's function, the same under each search_path: a table may have the name `trigger`."""
+
 # The user's triggers on the table c, and on its partitions, as JSON: what trigger_reader.Trigger has, in its order.
-# Functions are shown by pg_get_functiondef as they are now, whatever the snapshot: what is read is what is compared.
-TRIGGERS: Final = r"""
+# Functions are shown as they are now, whatever the snapshot: what is read is what is compared.
+# What is not ASCII may be no text for us (SQL_ASCII): outside of constants and comments a $ is not read.
+TRIGGERS: Final = rf"""
 (WITH RECURSIVE part(oid) AS (
    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
  SELECT jsonb_agg(DISTINCT jsonb_build_array(
-          t.tgfoid::int8, shown.definition, md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
+          t.tgfoid::int8, CASE WHEN getdatabaseencoding() = 'UTF8' THEN shown.definition
+            ELSE regexp_replace(shown.definition, '[^\x01-\x7f]', '$', 'g') END,
+          md5(shown.definition), string_to_array(encode(t.tgargs, 'escape'), '\000'),
           t.tgtype & 67 = 3,
-          t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK' AND NOT EXISTS (
+          t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK|COERCETODOMAIN|:varattno -' AND NOT EXISTS (
             SELECT FROM regexp_matches(t.tgqual::text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
               LEFT JOIN pg_proc q ON q.oid = found[1]::oid AND q.oid < 16384 AND q.provolatile = 'i'
              WHERE q.oid IS NULL),
           t.tgtype & 28 = 8, t.tgtype & 1 = 1 AND NOT t.tgdeferrable))::text
    FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-  CROSS JOIN LATERAL (SELECT pg_get_functiondef(t.tgfoid) AS definition OFFSET 0) AS shown
+  CROSS JOIN LATERAL (SELECT {DEFINITION.format("t.tgfoid")} AS definition OFFSET 0) AS shown
   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0
     AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
 
-# What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains.
+# What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains; but a
+# constant in quotes may be of any type. So it counts where it is code (see CALLS).
 SHADOWED: Final = """
 WITH own(oid) AS (
   SELECT y.oid FROM pg_type y WHERE y.oid >= 16384 AND y.typtype NOT IN ('d', 'e') AND NOT EXISTS (
-    SELECT FROM pg_cast k WHERE k.casttarget = y.oid AND k.castsource < 16384 AND k.castcontext = 'i'))
+    SELECT FROM pg_cast k JOIN pg_type s ON s.oid = k.castsource AND (s.oid < 16384 OR s.typtype = 'e')
+     WHERE k.casttarget = y.oid AND k.castcontext = 'i')),
+ apart(oid) AS (
+  SELECT f.oid FROM pg_proc f JOIN pg_language l ON l.oid = f.prolang
+   CROSS JOIN LATERAL unnest(f.proargtypes) AS given(type) JOIN own ON own.oid = given.type
+   WHERE f.oid >= 16384 AND (f.provolatile = 'i' OR l.lanname IN ('c', 'internal')))
 SELECT o.oprname::text AS name FROM pg_operator o
- WHERE o.oprnamespace <> 'pg_catalog'::regnamespace AND o.oprname = ANY($1::text[])
-   AND NOT EXISTS (SELECT FROM own WHERE own.oid IN (o.oprleft, o.oprright))
+ WHERE o.oid >= 16384 AND o.oprname = ANY($1::text[]) AND NOT EXISTS (SELECT FROM apart WHERE apart.oid = o.oprcode)
 UNION SELECT f.proname::text FROM pg_proc f
- WHERE f.pronamespace <> 'pg_catalog'::regnamespace AND f.proname = ANY($1::text[])
-   AND NOT EXISTS (SELECT FROM own WHERE own.oid = ANY(f.proargtypes::oid[]))
+ WHERE f.oid >= 16384 AND f.proname = ANY($1::text[]) AND NOT EXISTS (SELECT FROM apart WHERE apart.oid = f.oid)
 UNION SELECT y.typname::text FROM pg_type y
- WHERE y.typnamespace <> 'pg_catalog'::regnamespace AND y.typname = ANY($1::text[])
+ WHERE y.oid >= 16384 AND y.typname = ANY($1::text[])
 UNION SELECT '::' FROM pg_cast k WHERE k.castfunc >= 16384 AND NOT EXISTS (
   SELECT FROM pg_type y WHERE y.oid IN (k.castsource, k.casttarget) AND y.oid >= 16384 AND y.typtype <> 'e')
 """
