@@ -238,14 +238,15 @@ BEGIN
   RETURN CASE WHEN NOT FOUND THEN '{}'::uuid[] END;
 END $$;
 
--- Release many, in the order of their numbers, in which all lock leases. A row for each, in the order given: see release.
-CREATE FUNCTION fencepost.release_each(p_leases bigint[], p_hashes bytea[], p_gateway uuid) RETURNS TABLE (over boolean, woken uuid[])
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  here uuid[];
+-- Release many, each as release does: a row for each, in the order given. A lease that another transaction has locked is busy, and stays.
+CREATE FUNCTION fencepost.release_each(p_leases bigint[], p_hashes bytea[], p_gateway uuid) RETURNS TABLE (busy boolean, woken uuid[])
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off AS $$
 BEGIN
   FOR i IN 1 .. cardinality(p_leases) LOOP
-    here := fencepost.release(p_leases[i], p_hashes[i], p_gateway);
-    RETURN QUERY SELECT here IS NOT NULL, here;
+    PERFORM FROM fencepost.leases x WHERE x.lease_id = p_leases[i] FOR UPDATE SKIP LOCKED;
+    busy := NOT FOUND AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = p_leases[i]);
+    woken := CASE WHEN NOT busy THEN fencepost.release(p_leases[i], p_hashes[i], p_gateway) END;
+    RETURN NEXT;
   END LOOP;
 END $$;
