@@ -241,7 +241,7 @@ class LeaseBatches:
     def __init__(self, group: "GroupCommit") -> None:
         self.group, self.close = group, group.close
         self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
-        self._releases = BatchQueue[Release, Released](release_each)
+        self._releases = BatchQueue[Release, Released](_release_each)
 
     async def acquire(self, wanted: LockRequest) -> Acquired | None:
         """Grant the lock, or say who has it. None: that is not decided, or may have been without an answer. Raises
@@ -254,12 +254,16 @@ class LeaseBatches:
 
     async def release(self, asked: Release) -> Released | None:
         """Release a lease. None: as for grants."""
-        answer = await self.group.write(self._releases, asked, (f"{asked.lease_id:020}",), 0)
+        answer = await self.group.write(self._releases, asked, (), 0)
         return None if isinstance(answer, Alone | Broken) else answer
 
 
 async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
     return [AGAIN if taken is None else taken for taken in await try_each(connection, batch)]
+
+
+async def _release_each(connection: Session, batch: Sequence[Release]) -> list[Released | Alone]:
+    return [AGAIN if released is None else released for released in await release_each(connection, batch)]
 
 
 # Whose the connections of batches are: no caller ever has all of them, nor all that one queue may have at once.

@@ -200,7 +200,7 @@ _ACQUIRE_EACH = (
     " LATERAL (SELECT (e.acquired).*) AS a ORDER BY o"
 )
 _RELEASE_EACH = (
-    "SELECT over, woken FROM fencepost.release_each($1, $2, $3) WITH ORDINALITY AS e(over, woken, o) ORDER BY o"
+    "SELECT busy, woken FROM fencepost.release_each($1, $2, $3) WITH ORDINALITY AS e(busy, woken, o) ORDER BY o"
 )
 _LEASE = f"lease_id, names, owner, claims, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, remaining_ms, writes"
 _EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
@@ -322,11 +322,11 @@ class Released:
     woken: list[UUID] | None
 
 
-async def release_each(connection: Connection, batch: Sequence[Release]) -> list[Released]:
-    """Release many leases, sorted by their numbers, of one gateway, in one transaction."""
+async def release_each(connection: Connection, batch: Sequence[Release]) -> list[Released | None]:
+    """Release many leases of one gateway in one transaction; None: it is busy."""
     numbers, hashes = [each.lease_id for each in batch], [each.secret_hash for each in batch]
     rows = await connection.fetch(_RELEASE_EACH, numbers, hashes, batch[0].gateway)
-    return [Released(row["woken"] if row["over"] else None) for row in rows]
+    return [None if row["busy"] else Released(row["woken"]) for row in rows]
 
 
 async def inspect(connection: Connection, lease_id: int) -> LeaseRow | None:
