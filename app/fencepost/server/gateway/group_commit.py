@@ -236,7 +236,7 @@ class RoleQueues(Generic[W, R]):
 
 
 class LeaseBatches:
-    """The batches of grants, and of releases. No one of either waits for a row that another transaction has locked."""
+    """The batches of grants, and of releases. Neither waits for long for what another transaction has locked."""
 
     def __init__(self, group: "GroupCommit") -> None:
         self.group, self.close = group, group.close
