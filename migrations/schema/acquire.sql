@@ -152,19 +152,27 @@ BEGIN
 END $$;
 
 -- Acquire many locks for as many requests, each as acquire does, in one transaction: what each of them has waited for is one flush of the
--- log. A request whose lock or its lease is locked by another transaction is busy, and gets nothing: no request of a batch waits for
--- another one's. p_names are sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
+-- log. A request whose lock, its lease or its secret another transaction has locked is busy, and gets nothing: no request of a batch waits
+-- for another one's. What cannot be skipped is a lock's row that another transaction makes or sweeps: it is waited for no longer than
+-- lock_timeout, and the batch fails. p_names are sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other
+-- in a circle.
 CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
 RETURNS TABLE (busy boolean, acquired fencepost.acquired)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET lock_timeout = '10ms' AS $$
 #variable_conflict use_column
 DECLARE
   other bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
-    busy := NOT FOUND AND EXISTS (SELECT FROM fencepost.locks k WHERE k.name = p_names[i]);
+    busy := NOT FOUND;
+    IF busy THEN  -- made here, for acquire would wait for longer
+      INSERT INTO fencepost.locks (name) VALUES (p_names[i]) ON CONFLICT (name) DO NOTHING;
+      busy := NOT FOUND;
+    END IF;
+    -- Another grant under the same secret, or its withdrawal, which acquire would wait for.
+    busy := busy OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
     IF NOT busy AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = other AND x.ended_at IS NULL) THEN
       PERFORM FROM fencepost.leases x WHERE x.lease_id = other FOR UPDATE SKIP LOCKED;
       busy := NOT FOUND;

@@ -627,6 +627,9 @@ MUTANTS: list[Mutant] = [
         "WHERE k.name = p_names[i]", leases.test_a_batch_passes_by_what_others_have_locked),
     Mutant("a batch waits for a lease's row", "acquire_each", "WHERE x.lease_id = other FOR UPDATE SKIP LOCKED",
         "WHERE x.lease_id = other", leases.test_a_batch_passes_by_what_others_have_locked),
+    Mutant("a batch waits for a grant under the same secret", "acquire_each",
+        "OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]))", "",
+        leases.test_a_batch_passes_by_what_others_have_locked),
     Mutant("only the last lock counts", "acquire", "before := before || other;", "before := ARRAY[other];",
         leases.test_all_or_none),
     # Sweeping, and the queues of locks

@@ -9,7 +9,8 @@ from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Granted, Held, LeaseRow, LockRequest
+from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE
+from fencepost.server.postgres.leases import Granted, Held, LeaseRow, LockRequest, Release, hash_secret
 from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = opened(LEASES)
@@ -102,8 +103,20 @@ async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> Non
     first, free, third = await asyncio.wait_for(leases.try_each(race.b, batch), PATIENCE)
     assert (first, third) == (None, None)
     await foreign.rollback()
+    foreign = await race.begin(race.c)
+    granted(await race.acquire(race.c, "elsewhere", secret="a" * 32))
+    first, _, third = await asyncio.wait_for(leases.try_each(race.b, batch), PATIENCE)
+    assert (first, granted(third).names) == (None, ("c",)), (
+        "one that another grant under the same secret is in the way of"
+    )
+    await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
+    ending = [Release(held.lease_id, hash_secret("old"), race.gateway)]
+    assert await asyncio.wait_for(leases.release_each(race.b, ending), PATIENCE) == [None]
+    making = leases.try_each(race.b, [LockRequest(("elsewhere",), "new" * 12, "o", MINUTE)])
+    assert await asyncio.wait_for(outcome(making), PATIENCE) == LOCK_NOT_AVAILABLE, "it is being made: given up"
+    await foreign.rollback()
     first, again, third = await leases.try_each(race.b, batch)
-    assert (in_the_way(first).lease_id, granted(third).names) == (held.lease_id, ("c",))
+    assert in_the_way(first).lease_id == held.lease_id
     assert isinstance(again, Granted)
     assert (again.verdict, again.lease.tokens) == ("repeated", granted(free).tokens)
 

@@ -328,7 +328,7 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         times=times,
     )
     group, of_leases = made(), made(lend=database.lease_batch_connection)
-    locks = PostgresLocks(database, queue, leases, LeaseBatches(of_leases))
+    locks = PostgresLocks(database, queue, leases, LeaseBatches(of_leases, queue.wake))
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     return Gateway(
         database,

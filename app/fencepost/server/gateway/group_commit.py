@@ -49,6 +49,7 @@ from enum import Enum
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from uuid import UUID
 
 from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
 from fencepost.server.postgres.connection import Key, Session
@@ -58,7 +59,6 @@ from fencepost.server.postgres.leases import (
     Acquired,
     LockRequest,
     Release,
-    Released,
     Withdrawn,
     release_each,
     try_each,
@@ -236,12 +236,13 @@ class RoleQueues(Generic[W, R]):
 
 
 class LeaseBatches:
-    """The batches of grants, and of releases. No one of either waits for a row that another transaction has locked."""
+    """The batches of grants, and of releases. Neither waits for long for what another transaction has locked."""
 
-    def __init__(self, group: "GroupCommit") -> None:
-        self.group, self.close = group, group.close
+    def __init__(self, group: "GroupCommit", wake: Callable[[Iterable[UUID]], None]) -> None:
+        """`wake` tells those of this gateway who wait that a release has made them the next."""
+        self.group, self.close, self._wake = group, group.close, wake
         self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
-        self._releases = BatchQueue[Release, Released](_release_each)
+        self._releases = BatchQueue[Release, bool](self._release_each)
 
     async def acquire(self, wanted: LockRequest) -> Acquired | None:
         """Grant the lock, or say who has it. None: that is not decided, or may have been without an answer. Raises
@@ -252,18 +253,20 @@ class LeaseBatches:
             raise answer
         return None if isinstance(answer, Alone | Broken) else answer
 
-    async def release(self, asked: Release) -> Released | None:
-        """Release a lease. None: as for grants."""
+    async def release(self, asked: Release) -> bool | None:
+        """Release a lease; False: it is held by another. None: as for grants."""
         answer = await self.group.write(self._releases, asked, (), 0)
         return None if isinstance(answer, Alone | Broken) else answer
 
+    async def _release_each(self, connection: Session, batch: Sequence[Release]) -> list[bool | Alone]:
+        released = await release_each(connection, batch)
+        # Here, and not by who asked: that one may have gone.
+        self._wake(visit for each in released if each is not None for visit in each.woken or ())
+        return [HELD if each is None else each.woken is not None for each in released]
+
 
 async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
-    return [AGAIN if taken is None else taken for taken in await try_each(connection, batch)]
-
-
-async def _release_each(connection: Session, batch: Sequence[Release]) -> list[Released | Alone]:
-    return [AGAIN if released is None else released for released in await release_each(connection, batch)]
+    return [HELD if taken is None else taken for taken in await try_each(connection, batch)]
 
 
 # Whose the connections of batches are: no caller ever has all of them, nor all that one queue may have at once.

@@ -33,7 +33,6 @@ from fencepost.server.postgres.leases import (
     LockRow,
     LostLease,
     Release,
-    Released,
     Withdrawal,
 )
 from fencepost.server.times import TIMES, Clock, Timer, Times
@@ -112,6 +111,11 @@ class Queue:
         self._leaving = asyncio.Lock()
         self._last = 0.0
         self.stopping = False
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether anybody waits for a lock at this gateway, or the gateway stops, so that nobody may."""
+        return bool(self._visits) or self.stopping
 
     async def arrive(self) -> Visit:
         """Let a request in. UnavailableError when the database cannot be reached."""
@@ -234,7 +238,7 @@ class Batches(Protocol):
 
     async def acquire(self, wanted: LockRequest) -> Acquired | None: ...
 
-    async def release(self, asked: Release) -> Released | None: ...
+    async def release(self, asked: Release) -> bool | None: ...
 
     async def close(self) -> None: ...
 
@@ -265,8 +269,8 @@ class PostgresLocks(Leases):
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
-        if self._batches is not None and len(wanted.names) == 1 and not (wanted.claims or wanted.writes):
-            taken = await self._batches.acquire(wanted)
+        if (batches := self._batches_for(wanted)) is not None:
+            taken = await batches.acquire(wanted)
             if taken is not None and not (isinstance(taken, Held) and wanted.wait_ms):
                 return taken
         if wanted.wait_ms == 0:
@@ -280,6 +284,11 @@ class PostgresLocks(Leases):
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
+
+    def _batches_for(self, wanted: LockRequest) -> Batches | None:
+        """Give the batches for a first try. None for one who would wait where others wait, and most likely must."""
+        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
+        return self._batches if simple and not (wanted.wait_ms and self.queue.has_waiters) else None
 
     async def _wait_in_queue(
         self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]"
@@ -380,13 +389,11 @@ class PostgresLocks(Leases):
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         gateway = self.queue.gateway
-        released: Released | None = None
         if self._batches is not None:
             released = await self._batches.release(Release(lease_id, secret_hash, gateway))
-        if released is None:
-            woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
-        else:
-            woken = released.woken
+            if released is not None:
+                return released
+        woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
         if woken is None:
             return False
         self.queue.wake(woken)
