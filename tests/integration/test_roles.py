@@ -1065,12 +1065,14 @@ async def test_a_batch_that_is_undone_leaves_nobodys_claims_behind(
     )
     in_batches(stage, linger=4 * PATIENCE)
     ann, bob, cid = (replace(each, group=stage.gateway.group) for each in tenants[:3])
-    assert result_of(await put(ann, keyed("anns", 40, n=1))) == "ok"
-    undone = await asyncio.gather(put(bob, keyed("new", 40, n=1)), put(cid, keyed("cids", 40, n=1)))
-    assert [result_of(answer) for answer in undone] == ["42501", "ok"]
-    assert result_of(await put(cid, keyed("anns", 50, n=9))) == "42501"
-    assert await race.live_mark("anns") == 40
-    await patch(stage.gateway, keyed("anns", 60, n=1))  # the login's own, for which the lane gives its connection
+    try:
+        assert result_of(await put(ann, keyed("anns", 40, n=1))) == "ok"
+        undone = await asyncio.gather(put(bob, keyed("new", 40, n=1)), put(cid, keyed("cids", 40, n=1)))
+        assert [result_of(answer) for answer in undone] == ["42501", "ok"]
+        assert result_of(await put(bob, keyed("anns", 50, n=9))) == "42501", "whose claims were set last, and undone"
+        assert await race.live_mark("anns") == 40
+    finally:
+        await patch(stage.gateway, keyed("anns", 60, n=1))  # the login's own, for which the lane gives its connection
 
 
 def in_batches(stage: Acting, **times: float) -> None:

@@ -460,7 +460,7 @@ def _records_are_written_after_the_commit() -> None:
         return answers
 
     record = swap(attempt, "_record", _nothing)
-    run = swap(_Batches, "run_in_transaction", broken)
+    run = swap(_Batches, "run", broken)
 
 
 OF_KEYS: Final = [
