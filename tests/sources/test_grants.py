@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,14 @@ from tests.support.manual_clock import ManualClock, settled
 from tests.support.servers import until
 
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
+from fencepost.server.locks.source import (
+    Capabilities,
+    Grant,
+    Holder,
+    SourceError,
+    SourceQuarantinedError,
+    SourceUnavailableError,
+)
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.errors import UnavailableError
@@ -443,3 +452,149 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
         kept = await stage.acquire("b")
         assert kept.verdict == "granted"
     assert "b#2" in stage.service.released, "a gateway that stops takes its holds along"
+
+
+# Requests that wait for one lock at one gateway: the first asks the service, the others stand in line.
+
+NEVER_OLD = Times(sources=SourceTimes(fresh=math.inf))
+
+
+class Line:
+    """Requests for the lock `a`, first come first. The test answers for the service what is asked (`asked`), and says
+    when a client has gone (`gone`).
+    """
+
+    def __init__(self, stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stage, self.gone = stage, list[asyncio.Future[None]]()
+        self.asked = list[asyncio.Future[Any]]()
+        self.requests = list[asyncio.Task[Any]]()
+        self._looks, find = 0, sources.find_by_secret
+
+        async def acquire(*_: Any, **__: Any) -> Any:
+            self.asked.append(asyncio.get_running_loop().create_future())
+            return await self.asked[-1]
+
+        async def look(*asked: Any) -> Any:
+            found = await find(*asked)
+            self._looks += 1
+            return found
+
+        stage.service.acquire = acquire
+        monkeypatch.setattr(sources, "find_by_secret", look)
+
+    async def fill(self, number: int) -> None:
+        """Let so many requests come; the first asks the service, the others wait."""
+        for _ in range(number):
+            self.gone.append(asyncio.get_running_loop().create_future())
+            self.requests.append(asyncio.create_task(self.stage.acquire("a", gone=self.gone[-1])))
+        await self.looks(number)
+        assert [len(self.asked), *(each.done() for each in self.requests)] == [1] + [False] * number
+
+    async def looks(self, number: int) -> None:
+        """Return when requests have looked so often whether their secret has a lease, and what came of it is done."""
+        await until(lambda: self._looks == number, what=f"{number} looks")
+        await settled()
+
+    async def grant(self, request: int, *, asked: int) -> None:
+        """Grant the lock to a request, for which the service has now been asked so often as all requests together."""
+        await until(lambda: len(self.asked) == asked, what=f"{asked} questions")
+        self.asked[-1].set_result(Grant(f"a#{asked}", (10 * asked,)))
+        assert (await self.requests[request]).lease.tokens == (10 * asked,)
+
+    def leave(self, request: int, how: str) -> None:
+        """Let the client hang up (gone), or end the request (cancelled)."""
+        if how == "gone":
+            self.gone[request].set_result(None)
+        else:
+            self.requests[request].cancel()
+
+
+@pytest.mark.parametrize("end", ["granted", "refused", "gone", "cancelled", "away"])
+async def test_when_the_first_in_line_is_through_the_next_one_asks(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(3)
+        if end == "granted":
+            await line.grant(0, asked=1)
+        elif end == "refused":
+            line.asked[0].set_result(Holder("other"))
+            assert (await line.requests[0]).owner == "other"
+        elif end == "away":
+            line.asked[0].set_exception(SourceUnavailableError("it is away"))
+            with pytest.raises(SourceUnavailableError):
+                await line.requests[0]
+        else:
+            line.leave(0, end)
+            await asyncio.wait(line.requests[:1])
+            assert line.asked[0].cancelled(), "the service is asked no longer"
+        await line.grant(1, asked=2)
+        await line.grant(2, asked=3)
+
+
+@pytest.mark.parametrize("how", ["gone", "cancelled"])
+@pytest.mark.parametrize("turn", [False, True], ids=["asleep", "as_its_turn_comes"])
+async def test_who_leaves_the_line_takes_no_turn_along(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, how: str, turn: bool
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(3)
+        if turn:
+            line.requests[0].add_done_callback(lambda _: line.leave(1, how))
+        else:
+            line.leave(1, how)
+            await asyncio.wait(line.requests[1:2])
+        await line.grant(0, asked=1)
+        await line.grant(2, asked=2)
+        assert line.requests[1].cancelled() or line.requests[1].result().verdict == "held"
+
+
+async def test_a_gateway_that_stops_sends_the_whole_line_away(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(3)
+        stage.locks.stop()
+        late = asyncio.create_task(stage.acquire("a"))
+        for each in (*line.requests, late):
+            with pytest.raises(UnavailableError, match="stopping"):
+                await each
+
+
+async def test_whose_time_is_up_in_line_learns_who_has_the_lock_by_one_question(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, questions, answer = ManualClock(), list[str](), asyncio.Event()
+
+    async def inspect(lock: str) -> Holder:
+        questions.append(lock)
+        await answer.wait()
+        return Holder("other", 70)
+
+    async with make(replace(NEVER_OLD, clock=clock)) as stage:
+        line, stage.service.inspect = Line(stage, monkeypatch), inspect
+        await line.fill(3)
+        await clock.advance(10)
+        await line.looks(5)  # the holder may have been one of them, sent twice
+        answer.set()
+        for each in line.requests[1:]:
+            held = await each
+            assert (held.verdict, held.owner, held.due_ms) == ("held", "other", 70)
+        assert questions == ["a"]
+        await line.grant(0, asked=1)
+
+
+async def test_a_repeated_request_does_not_wait_behind_those_in_line(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        granted, secret = await stage.acquire("a"), stage.secret
+        line = Line(stage, monkeypatch)
+        await line.fill(2)
+        again = await stage.acquire("a", secret=secret)
+        assert (again.verdict, again.lease.id) == ("repeated", granted.lease.id)
+        await line.grant(0, asked=1)
+        await line.grant(1, asked=2)
