@@ -358,6 +358,10 @@ class Lines:
         self._clock = clock
         self._of: dict[str, OrderedDict[Place, None]] = {}
 
+    def has(self, lock: str) -> bool:
+        """Whether there is a line for the lock."""
+        return lock in self._of
+
     def join(self, lock: str) -> Place:
         """Take the last place. The caller leaves it, whatever happens."""
         place = Place(lock, asyncio.get_running_loop().create_future())
@@ -487,9 +491,11 @@ class SourceLocks(Leases):
         if not self._registered:
             await self._register()
         began = self._grants.clock.monotonic()
-        if not wanted.wait_ms:
+        (lock,) = wanted.names
+        overtakes = not wanted.wait_ms and not (self.source.capabilities.fair and self._lines.has(lock))
+        if overtakes:
             return await self._take(wanted, claim, gone, began)
-        place = self._lines.join(wanted.names[0])
+        place = self._lines.join(lock)
         try:
             if not self._lines.has_turn(place) and (held := await self._stand_in_line(wanted, place, gone, began)):
                 return held
