@@ -129,7 +129,7 @@ async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Cal
         secret = stage.secret
         stage.service.refuses.add("a")
         stage.service.refused_until = asyncio.Event()
-        second = asyncio.create_task(stage.acquire("a", secret=secret))
+        second = asyncio.create_task(stage.elsewhere().acquire("a", secret=secret))
         await asyncio.sleep(0)
         stage.service.gate.set()
         one = await first
@@ -174,7 +174,7 @@ async def test_a_grant_that_is_recorded_after_its_successors_is_void(make: Calla
         first = asyncio.create_task(stage.acquire("a"))
         await stage.service.asked.wait()
         stage.service.slow.clear()
-        second = await stage.acquire("a")
+        second = await stage.elsewhere().acquire("a")
         assert (second.verdict, second.lease.tokens) == ("granted", (2,))
         stage.service.gate.set()
         again = await first
@@ -190,7 +190,7 @@ async def test_a_number_that_a_restored_service_gives_again_is_recorded_once(mak
         await stage.service.asked.wait()
         stage.service.slow.clear()
         stage.service.numbers = itertools.count(1)
-        assert (await stage.acquire("a")).lease.tokens == (1,)
+        assert (await stage.elsewhere().acquire("a")).lease.tokens == (1,)
         stage.service.gate.set()
         assert (await first).lease.tokens == (2,)
 
