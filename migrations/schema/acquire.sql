@@ -16,7 +16,7 @@ CREATE FUNCTION fencepost.acquire(p_names text[], p_hash bytea, p_owner text, p_
 RETURNS fencepost.acquired LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 -- Query plans are kept from when the tables were small; a scan that was cheap then is not when they have grown. A lock row is
 -- held for long only by a grant whose claims wait for a row: do not queue up behind it with a connection each.
-SET enable_seqscan = off SET lock_timeout = '1s' AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '1s' AS $$
 DECLARE
   wanted text[] := p_names;
   claimed text[] := p_claims;
@@ -97,6 +97,7 @@ BEGIN
   IF r.lock IS NOT NULL AND p_wait_ms = 0 THEN
     r.verdict := 'held';
     IF r.ticket IS NOT NULL THEN  -- a waiter's last try; unless a repeat of its request has taken the place over
+      PERFORM set_config('synchronous_commit', 'off', true);  -- as in leave
       DELETE FROM fencepost.waiters w WHERE w.name = ANY (wanted) AND w.ticket = r.ticket AND w.visit = p_visit;
       IF FOUND THEN PERFORM fencepost.wake(wanted, NULL); END IF;
     END IF;

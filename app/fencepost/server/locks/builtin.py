@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 from uuid import UUID, uuid4
@@ -108,6 +109,8 @@ class Queue:
         self._beating: asyncio.Task[None] | None = None
         self._registered = False
         self._left: dict[UUID, int] = {}
+        self._departing: set[UUID] = set()
+        self._strays: set[UUID] = set()
         self._leaving = asyncio.Lock()
         self._last = 0.0
         self.stopping = False
@@ -130,7 +133,8 @@ class Queue:
             del self._visits[visit.id]
             raise
         if self._beating is None:
-            self._beating = asyncio.create_task(self._beat_on())
+            # In no request's name: whose waiters have all connections that one may have would keep all from beating.
+            self._beating = asyncio.create_task(self._beat_on(), context=Context())
         return visit
 
     async def depart(self, visit: Visit, *, queued: bool, keep: bool) -> None:
@@ -141,11 +145,14 @@ class Queue:
         if visit.in_doubt and not keep:
             self._left[visit.id] = LEAVING_REPEATS
         if queued:
+            self._departing.add(visit.id)
             try:
                 await self._leave(visit.id, int(self.times.queue.keep_place * 1000) if keep else 0)
             except StorageError as error:
                 self._left[visit.id] = LEAVING_REPEATS
                 self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")
+            finally:
+                self._departing.discard(visit.id)
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
         # One at a time: when a thousand leave at once, renewals find a connection all the same.
@@ -196,6 +203,11 @@ class Queue:
             self._left[visit_id] -= 1
             if not self._left[visit_id]:
                 del self._left[visit_id]
+        # A crash of PostgreSQL may bring the place of one back that had left.
+        strays = {visit_id for visit_id, _ in due} - self._visits.keys() - self._departing
+        for visit_id in strays & self._strays:  # twice: the statement may be older than the departure
+            self._left[visit_id] = 1
+        self._strays = strays
         for visit_id, due_ms in due:
             if (visit := self._visits.get(visit_id)) is not None:
                 if due_ms > 0:
