@@ -598,3 +598,19 @@ async def test_a_repeated_request_does_not_wait_behind_those_in_line(
         assert (again.verdict, again.lease.id) == ("repeated", granted.lease.id)
         await line.grant(0, asked=1)
         await line.grant(1, asked=2)
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_who_does_not_wait_overtakes_those_in_line_only_where_the_service_has_no_order(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    async with make(NEVER_OLD, capabilities=Capabilities("source", fair=fair, verifies=True)) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(2)
+        wanted = LockRequest(("a",), "at once", "me", 20_000)
+        line.requests.append(asyncio.create_task(stage.locks.take(wanted, None, line.gone[0])))
+        if fair:
+            assert (await line.requests[2]).verdict == "held"
+            assert len(line.asked) == 1
+        else:
+            await line.grant(2, asked=2)
