@@ -68,6 +68,8 @@ class Visit:
         self.woken = asyncio.Event()
         self.in_doubt = False
         """Whether an answer got lost, so that PostgreSQL may still be at work on an earlier try."""
+        self.has_left = False
+        """Whether its last try took it out of the queue."""
         self._timer: Timer | None = None
 
     def wake_in(self, seconds: float) -> None:
@@ -291,7 +293,7 @@ class PostgresLocks(Leases):
         queued = True  # as long as an answer may have got lost, we may be
         try:
             taken = await self._wait_in_queue(wanted, claim, visit, gone)
-            queued = taken.verdict != "granted"
+            queued = taken.verdict != "granted" and not visit.has_left
             return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
@@ -328,6 +330,7 @@ class PostgresLocks(Leases):
             if isinstance(taken, Granted):
                 return replace(taken, waited_ms=int((began - arrived) * 1000))
             if taken.verdict != "queued" or left_ms == 0 or gone.done():
+                visit.has_left = taken.verdict == "held" and not taken.busy
                 return taken
             if self.queue.stopping:
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
@@ -348,7 +351,7 @@ class PostgresLocks(Leases):
             try:
                 return await run_write(self._database.for_grants, take)
             except _Busy:
-                return Held(verdict="queued" if wait_ms else "held", lock=wanted.names[0], due_ms=1000)
+                return Held(verdict="queued" if wait_ms else "held", lock=wanted.names[0], due_ms=1000, busy=True)
             except OutcomeUnknownError:
                 if visit is not None:
                     visit.in_doubt = True

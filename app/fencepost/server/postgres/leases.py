@@ -130,7 +130,8 @@ class Granted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A lock is another's lease; without a `lease_id` it is free, and others wait for it. queued: the caller has a
-    place among them. `due_ms`: until the lease expires. `first`: no one waits before the caller.
+    place among them. `due_ms`: until the lease expires. `first`: no one waits before the caller. `busy`: another grant
+    was under way, and so the caller's place is as it was.
     """
 
     verdict: Literal["held", "queued"]
@@ -142,6 +143,7 @@ class Held:
     due_ms: int | None = None
     first: bool = False
     waiting: int = 0
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
