@@ -44,7 +44,7 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from operator import attrgetter
@@ -52,13 +52,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
 from fencepost.server.locks.builtin import PostgresLocks, Queue
-from fencepost.server.locks.leases import Claim, LeaseLimits
+from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.connection import Key, Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.server.postgres.leases import (
     Acquired,
-    Held,
     LockRequest,
     Release,
     Withdrawn,
@@ -635,26 +634,16 @@ class BatchedLocks(PostgresLocks):
         self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
         self._releases = BatchQueue[Release, bool](self._release_each)
 
-    async def take(self, wanted: LockRequest, claim: Claim | None, gone: "Future[None]") -> Acquired:
-        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
-        # Who would wait where others wait most likely must, and asks for that at once.
-        if not simple or (wanted.wait_ms and self.queue.has_waiters):
-            return await super().take(wanted, claim, gone)
-        clock = self.queue.times.clock
-        began = clock.monotonic()
+    async def _try_with_others(self, wanted: LockRequest) -> Acquired | None:
         try:
             taken = await self._group.write(self._grants, wanted, wanted.names, 0)
         except UnavailableError:
-            if not wanted.wait_ms:
-                raise
-            taken = ALONE
+            if wanted.wait_ms:
+                return None  # it may wait
+            raise
         if isinstance(taken, Withdrawn):
             raise taken
-        if isinstance(taken, Alone | Broken) or (wanted.wait_ms and isinstance(taken, Held)):
-            spent_ms = int((clock.monotonic() - began) * 1000)
-            left_ms = wanted.wait_ms and max(wanted.wait_ms - spent_ms, 1)
-            return await super().take(replace(wanted, wait_ms=left_ms), claim, gone)
-        return taken
+        return None if isinstance(taken, Alone | Broken) else taken
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         released = await self._group.write(self._releases, Release(lease_id, secret_hash), (), 0)

@@ -252,23 +252,35 @@ class PostgresLocks(Leases):
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
+        arrived = self.queue.times.clock.monotonic()
+        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
+        # Who would wait where others wait already most likely must, and asks for that at once.
+        if simple and not (wanted.wait_ms and self.queue.has_waiters):
+            tried = await self._try_with_others(wanted)
+            if tried is not None and not (wanted.wait_ms and isinstance(tried, Held)):
+                return tried
         if wanted.wait_ms == 0:
             return await self._take_or_queue(wanted, claim, None, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
-            taken = await self._wait_in_queue(wanted, claim, visit, gone)
+            taken = await self._wait_in_queue(wanted, claim, visit, gone, arrived)
             queued = taken.verdict != "granted"
             return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
+    async def _try_with_others(self, _wanted: LockRequest) -> Acquired | None:
+        """Try once for one lock without claims, in a transaction that others of the same moment share. None: nothing is
+        decided, as it always is here; see BatchedLocks (gateway/group_commit.py).
+        """
+        return None
+
     async def _wait_in_queue(
-        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]"
+        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]", arrived: float
     ) -> Acquired:
         clock, pause = self.queue.times.clock, self.queue.times.queue.pause
-        arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
         while True:
             began = clock.monotonic()
