@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from tests.races.openings import LEASES, QUEUE_OF_LOCKS, opened
 from tests.support.interleave import start
@@ -93,31 +94,31 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
 
 async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> None:
     """R20: no grant of several in one transaction waits for another transaction: for a lock's row, or its lease's."""
-    batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in ("a", "b", "c")]
+
+    async def taken(*names: str) -> Any:
+        batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in names]
+        return await asyncio.wait_for(outcome(leases.try_each(race.b, batch)), PATIENCE)
+
     held = granted(await race.acquire(race.a, "a", secret="old"))
     idle = granted(await race.acquire(race.a, "c", secret="idle"))
     assert await race.release(race.a, idle.lease_id, "idle")
     foreign = await race.begin(race.c)
     await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
     await race.c.execute("SELECT FROM fencepost.locks WHERE name = 'c' FOR UPDATE")
-    first, free, third = await asyncio.wait_for(leases.try_each(race.b, batch), PATIENCE)
+    first, free, third = await taken("a", "b", "c")
     assert (first, third) == (None, None)
     await foreign.rollback()
     foreign = await race.begin(race.c)
     granted(await race.acquire(race.c, "elsewhere", secret="a" * 32))
-    first, _, third = await asyncio.wait_for(leases.try_each(race.b, batch), PATIENCE)
-    assert (first, granted(third).names) == (None, ("c",)), (
-        "one that another grant under the same secret is in the way of"
-    )
+    first, _, third = await taken("a", "b", "c")
+    assert (first, granted(third).names) == (None, ("c",)), "another grant under the same secret is in the way of one"
     await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
-    ending = [Release(held.lease_id, hash_secret("old"), race.gateway)]
-    assert await asyncio.wait_for(leases.release_each(race.b, ending), PATIENCE) == [None]
-    making = leases.try_each(race.b, [LockRequest(("elsewhere",), "new" * 12, "o", MINUTE)])
-    assert await asyncio.wait_for(outcome(making), PATIENCE) == LOCK_NOT_AVAILABLE, "it is being made: given up"
+    ending = leases.release_each(race.b, [Release(held.lease_id, hash_secret("old"))], race.gateway)
+    assert await asyncio.wait_for(ending, PATIENCE) == [(True, None)]
+    assert await taken("elsewhere") == LOCK_NOT_AVAILABLE, "it is being made: given up"
     await foreign.rollback()
-    first, again, third = await leases.try_each(race.b, batch)
+    first, again, third = await taken("a", "b", "c")
     assert in_the_way(first).lease_id == held.lease_id
-    assert isinstance(again, Granted)
     assert (again.verdict, again.lease.tokens) == ("repeated", granted(free).tokens)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.robustness.ddl_storm.ddl import SABOTAGE
-from tests.robustness.ddl_storm.storm import NEW, OLD, Storm, rage, server, steer
+from tests.robustness.ddl_storm.storm import NEW, OLD, Storm, judge, rage, server, steer
+from tests.robustness.ddl_storm.world import Change, Message, Operation, Transaction, World
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
@@ -65,3 +66,20 @@ def test_the_oracle_sees_a_fence_with_a_hole(hole: str) -> None:
     stale = f"{OLD} was accepted after {NEW}"
     assert all(f"(direct {THROUGH[hole]})" in each and each.endswith(stale) for each in seen), seen
     assert not storm.complaints, storm.complaints
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("rows", [frozenset({"t4:4"}), None])
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_delete_may_meet_the_table_that_took_the_name_meanwhile(
+    named: bool, rows: frozenset[str] | None, behind: bool
+) -> None:
+    """t2 and t4 swap their names while DELETE of t2's row is under way: the gateway deletes t4's, under its token."""
+    world = World("", seed=0, operations=0)
+    world.operations["o1"] = Operation("o1", "DELETE", 161, "t2", frozenset({4}), "done", rows, "", named, behind)
+    names = [Message("op", "o1")] if named else []
+    protected = Message("state", '{"line": "t4", "rule": "strict", "source": "external", "scope": null}')
+    deleted = Change("public", "t4_2", {"lk": "t4:4", "op": "o0"}, None)
+    storm = judge(world, [Transaction(1, [protected]), Transaction(2, [*names, deleted])])
+    assert (storm.wrong == []) is behind, storm.wrong
+    assert (storm.fenced["external"] == 1) is behind

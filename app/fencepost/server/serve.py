@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Seals
-from fencepost.server.gateway.group_commit import GroupCommit, LeaseBatches
+from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.gateway.results import Results
 from fencepost.server.health import Health
@@ -33,7 +33,7 @@ from fencepost.server.http.data import Running
 from fencepost.server.http.edge import Sites, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
 from fencepost.server.http.system import Readiness, ShownHealth
-from fencepost.server.locks.builtin import PostgresLocks, Queue
+from fencepost.server.locks.builtin import Queue
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe import logs
@@ -327,8 +327,8 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
         times=times,
     )
-    group, of_leases = made(), made(lend=database.lease_batch_connection)
-    locks = PostgresLocks(database, queue, leases, LeaseBatches(of_leases, queue.wake))
+    group, of_leases = made(), made(leases=True)
+    locks = BatchedLocks(database, queue, leases, of_leases)
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     return Gateway(
         database,

@@ -80,10 +80,7 @@ class Oracle:
         self.applied: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.bare: Counter[str] = Counter()
         """How often each row was deleted by an operation that did not record its name."""
-        self._nameless: defaultdict[str, list[Operation]] = defaultdict(list)
-        for operation in operations.values():
-            if not operation.named:
-                self._nameless[operation.line].append(operation)
+        self._nameless = [each for each in operations.values() if not each.named and each.outcome in ("done", "maybe")]
         self._taken: set[tuple[str, str]] = set()
         self.wrong: list[str] = []
         self.fenced: Counter[str] = Counter()
@@ -188,11 +185,9 @@ class Oracle:
 
     def _who_deleted(self, lk: str, output: list[str]) -> Operation | None:
         """Find the operation: mostly it recorded its name in the transaction."""
-        line, number = line_of(lk), int(lk.partition(":")[2])
 
         def fits(operation: Operation) -> bool:
-            answer = operation.rows is None or lk in operation.rows or operation.outcome != "done"
-            return _may_delete(operation) and operation.line == line and number in operation.numbers and answer
+            return _may_delete(operation) and operation.may_concern(lk)
 
         named = [self._operations[each] for each in output if each in self._operations and fits(self._operations[each])]
         if free := [operation for operation in named if not self.applied[operation.id][lk]]:
@@ -202,7 +197,7 @@ class Oracle:
         # A DELETE by HTTP without a key: which one cannot be known. The lowest token that could pass is assumed: true
         # tokens rise, so this never accuses without cause.
         self.bare[lk] += 1
-        nameless = [o for o in self._nameless[line] if fits(o) and o.outcome in ("done", "maybe")]
+        nameless = [operation for operation in self._nameless if fits(operation)]
         if not (free := [operation for operation in nameless if (operation.id, lk) not in self._taken]):
             return None
         found = self._lowest_that_passes(lk, free)

@@ -138,6 +138,15 @@ class Operation:
     answer: str = ""
     named: bool = True
     """Whether its id is in the log: a row that it wrote has it, or its transaction."""
+    behind: bool = False
+    """Whether the name of the table may have come to mean another line's while the request was under way."""
+
+    def may_concern(self, lk: str) -> bool:
+        """Whether the operation may have written this row."""
+        if self.outcome == "done" and self.rows is not None and lk not in self.rows:
+            return False
+        line, _, number = lk.partition(":")
+        return (self.behind or line == self.line) and int(number) in self.numbers
 
 
 class World:
@@ -266,12 +275,11 @@ def _amiss_together(nameless: Iterable[Operation], bare: Mapping[str, int]) -> l
     least: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for operation in nameless:
-        everything = [f"{operation.line}:{number}" for number in operation.numbers]
+        everything = {f"{operation.line}:{number}" for number in operation.numbers}
+        if operation.outcome in ("done", "maybe"):
+            most.update(lk for lk in everything | bare.keys() if operation.may_concern(lk))
         if operation.outcome == "done":
-            most.update(everything if operation.rows is None else operation.rows)
-            least.update(operation.rows or (everything if len(everything) == 1 else ()))
-        elif operation.outcome == "maybe":
-            most.update(everything)
+            least.update(operation.rows or (everything if len(everything) == 1 and not operation.behind else ()))
     deleted: defaultdict[str, int] = defaultdict(int, bare)
     return [
         f"{lk} was deleted {deleted[lk]} times by HTTP without a key, and answered were {least[lk]} to {most[lk]}"

@@ -249,10 +249,11 @@ class HttpWriter:
         except httpx.TransportError as error:
             world.finish(operation, "maybe", type(error).__name__, None)
             return
+        finally:
+            operation.behind = shape.version != version or version % 2 == 1
         self._note(operation, answer, answered=full and verb != "claim")
         if verb == "claim" and answer.is_success and token is not None:
-            known = None if shape.version != version or version % 2 else shape.lk(number)
-            await self._claimed(answer.json(), token, known, epoch)
+            await self._claimed(answer.json(), token, None if operation.behind else shape.lk(number), epoch)
 
     def _request(
         self, client: httpx.AsyncClient, operation: Operation, shape: Shape, number: int, *, full: bool

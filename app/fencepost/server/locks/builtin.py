@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken
@@ -33,7 +33,6 @@ from fencepost.server.postgres.leases import (
     LockRequest,
     LockRow,
     LostLease,
-    Release,
     Withdrawal,
 )
 from fencepost.server.times import TIMES, Clock, Timer, Times
@@ -247,25 +246,11 @@ class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
     """Another grant is under way for a lock, and takes its time."""
 
 
-class Batches(Protocol):
-    """Grants and releases of the same moment, which share transactions. None: it could not be decided so."""
-
-    async def acquire(self, wanted: LockRequest) -> Acquired | None: ...
-
-    async def release(self, asked: Release) -> bool | None: ...
-
-    async def close(self) -> None: ...
-
-
 class PostgresLocks(Leases):
-    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction; grants of one
-    lock without claims, and releases, share those of `batches`.
-    """
+    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
 
-    def __init__(
-        self, database: Database, queue: Queue, limits: LeaseLimits | None = None, batches: Batches | None = None
-    ) -> None:
-        self._database, self._batches = database, batches
+    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits | None = None) -> None:
+        self._database = database
         self._withdrawing = asyncio.Lock()
         self.queue = queue
         self.limits = limits or LeaseLimits()
@@ -273,8 +258,6 @@ class PostgresLocks(Leases):
     async def close(self) -> None:
         """End what runs beside requests."""
         await self.queue.close()
-        if self._batches is not None:
-            await self._batches.close()
 
     async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
@@ -283,32 +266,35 @@ class PostgresLocks(Leases):
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
-        if (batches := self._batches_for(wanted)) is not None:
-            taken = await batches.acquire(wanted)
-            if taken is not None and not (isinstance(taken, Held) and wanted.wait_ms):
-                return taken
+        arrived = self.queue.times.clock.monotonic()
+        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
+        # Who would wait where others wait already most likely must, and asks for that at once.
+        if simple and not (wanted.wait_ms and self.queue.has_waiters):
+            tried = await self._try_with_others(wanted)
+            if tried is not None and not (wanted.wait_ms and isinstance(tried, Held)):
+                return tried
         if wanted.wait_ms == 0:
             return await self._take_or_queue(wanted, claim, None, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
-            taken = await self._wait_in_queue(wanted, claim, visit, gone)
+            taken = await self._wait_in_queue(wanted, claim, visit, gone, arrived)
             queued = taken.verdict != "granted" and not visit.has_left
             return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
-    def _batches_for(self, wanted: LockRequest) -> Batches | None:
-        """Give the batches for a first try. None for one who would wait where others wait, and most likely must."""
-        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
-        return self._batches if simple and not (wanted.wait_ms and self.queue.has_waiters) else None
+    async def _try_with_others(self, _wanted: LockRequest) -> Acquired | None:
+        """Try once for one lock without claims, in a transaction that others of the same moment share. None: nothing is
+        decided, as it always is here; see BatchedLocks (gateway/group_commit.py).
+        """
+        return None
 
     async def _wait_in_queue(
-        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]"
+        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]", arrived: float
     ) -> Acquired:
         clock, pause = self.queue.times.clock, self.queue.times.queue.pause
-        arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
         while True:
             began = clock.monotonic()
@@ -404,10 +390,6 @@ class PostgresLocks(Leases):
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         gateway = self.queue.gateway
-        if self._batches is not None:
-            released = await self._batches.release(Release(lease_id, secret_hash, gateway))
-            if released is not None:
-                return released
         woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
         if woken is None:
             return False

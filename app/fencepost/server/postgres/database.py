@@ -451,9 +451,9 @@ class Database:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""
         return self._lend(self._batch_pool, caller, writing=True)
 
-    def lease_batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Session]:
-        """Lend one of those for leases, for batches of grants or releases, none of which waits."""
-        return self._lend(self._lease_pool, caller, writing=True)
+    def lease_connection(self) -> AbstractAsyncContextManager[Session]:
+        """Lend one of those for leases, for batches of grants or of releases."""
+        return self._lend(self._lease_pool, EVERYBODY, writing=True)
 
     @asynccontextmanager
     async def spare(self) -> AsyncIterator[Session]:

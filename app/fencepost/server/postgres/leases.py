@@ -310,25 +310,19 @@ async def release(connection: Connection, lease_id: int, secret_hash: bytes, gat
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The end of a lease that its holder asks for. `secret_hash`: by which it shows that it is the holder."""
+    """The end of a lease that its holder asks for, as whom `secret_hash` shows it."""
 
     lease_id: int
     secret_hash: bytes
-    gateway: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
-    """What a release came to; `woken`: see `release`."""
-
-    woken: list[UUID] | None
-
-
-async def release_each(connection: Connection, batch: Sequence[Release]) -> list[Released | None]:
-    """Release many leases of one gateway in one transaction; None: it is busy."""
+async def release_each(
+    connection: Connection, batch: Sequence[Release], gateway: UUID
+) -> list[tuple[bool, list[UUID] | None]]:
+    """Release many leases in one transaction. Of each: whether it is busy, and stays; else what `release` gives."""
     numbers, hashes = [each.lease_id for each in batch], [each.secret_hash for each in batch]
-    rows = await connection.fetch(_RELEASE_EACH, numbers, hashes, batch[0].gateway)
-    return [None if row["busy"] else Released(row["woken"]) for row in rows]
+    rows = await connection.fetch(_RELEASE_EACH, numbers, hashes, gateway)
+    return [(row["busy"], row["woken"]) for row in rows]
 
 
 async def inspect(connection: Connection, lease_id: int) -> LeaseRow | None:
