@@ -97,9 +97,9 @@ BEGIN
   END IF;
   IF r.lock IS NOT NULL AND p_wait_ms = 0 THEN
     r.verdict := 'held';
-    IF r.ticket IS NOT NULL THEN  -- a waiter's last try; unless a repeat of its request has taken the place over
+    IF p_visit IS NOT NULL THEN  -- a waiter's last try; its place is there, unless a repeat of its request has taken it over
       PERFORM set_config('synchronous_commit', 'off', true);  -- as in leave
-      DELETE FROM fencepost.waiters w WHERE w.name = ANY (wanted) AND w.ticket = r.ticket AND w.visit = p_visit;
+      DELETE FROM fencepost.waiters w WHERE w.visit = p_visit;
       IF FOUND THEN PERFORM fencepost.wake(wanted, NULL); END IF;
     END IF;
     RETURN r;
