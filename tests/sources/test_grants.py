@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -459,6 +459,10 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
 NEVER_OLD = Times(sources=SourceTimes(fresh=math.inf))
 
 
+def in_time(request: Awaitable[Any]) -> Awaitable[Any]:
+    return asyncio.wait_for(request, PATIENCE)
+
+
 class Line:
     """Requests for the lock `a`, first come first. The test answers for the service what is asked (`asked`), and says
     when a client has gone (`gone`).
@@ -499,7 +503,7 @@ class Line:
         """Grant the lock to a request, for which the service has now been asked so often as all requests together."""
         await until(lambda: len(self.asked) == asked, what=f"{asked} questions")
         self.asked[-1].set_result(Grant(f"a#{asked}", (10 * asked,)))
-        assert (await self.requests[request]).lease.tokens == (10 * asked,)
+        assert (await in_time(self.requests[request])).lease.tokens == (10 * asked,)
 
     def leave(self, request: int, how: str) -> None:
         """Let the client hang up (gone), or end the request (cancelled)."""
@@ -561,7 +565,7 @@ async def test_a_gateway_that_stops_sends_the_whole_line_away(
         late = asyncio.create_task(stage.acquire("a"))
         for each in (*line.requests, late):
             with pytest.raises(UnavailableError, match="stopping"):
-                await each
+                await in_time(each)
 
 
 async def test_whose_time_is_up_in_line_learns_who_has_the_lock_by_one_question(
@@ -581,7 +585,7 @@ async def test_whose_time_is_up_in_line_learns_who_has_the_lock_by_one_question(
         await line.looks(5)  # the holder may have been one of them, sent twice
         answer.set()
         for each in line.requests[1:]:
-            held = await each
+            held = await in_time(each)
             assert (held.verdict, held.owner, held.due_ms) == ("held", "other", 70)
         assert questions == ["a"]
         await line.grant(0, asked=1)
@@ -594,7 +598,7 @@ async def test_a_repeated_request_does_not_wait_behind_those_in_line(
         granted, secret = await stage.acquire("a"), stage.secret
         line = Line(stage, monkeypatch)
         await line.fill(2)
-        again = await stage.acquire("a", secret=secret)
+        again = await in_time(stage.acquire("a", secret=secret))
         assert (again.verdict, again.lease.id) == ("repeated", granted.lease.id)
         await line.grant(0, asked=1)
         await line.grant(1, asked=2)
@@ -610,7 +614,7 @@ async def test_who_does_not_wait_overtakes_those_in_line_only_where_the_service_
         wanted = LockRequest(("a",), "at once", "me", 20_000)
         line.requests.append(asyncio.create_task(stage.locks.take(wanted, None, line.gone[0])))
         if fair:
-            assert (await line.requests[2]).verdict == "held"
+            assert (await in_time(line.requests[2])).verdict == "held"
             assert len(line.asked) == 1
         else:
             await line.grant(2, asked=2)
