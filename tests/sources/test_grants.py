@@ -555,17 +555,25 @@ async def test_who_leaves_the_line_takes_no_turn_along(
         assert line.requests[1].cancelled() or line.requests[1].result().verdict == "held"
 
 
-async def test_a_gateway_that_stops_sends_the_whole_line_away(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with make(NEVER_OLD) as stage:
-        line = Line(stage, monkeypatch)
-        await line.fill(3)
+async def test_a_gateway_that_stops_sends_the_line_away_while_the_first_still_claims(make: Callable[..., Any]) -> None:
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+
+    async def claim(_connection: object, token: int, _repeated: bool) -> int:
+        claiming.set()
+        await go_on.wait()
+        return token
+
+    async with make() as stage:
+        first = asyncio.create_task(stage.acquire("a", claim=claim))
+        await claiming.wait()
+        waiting = asyncio.create_task(stage.acquire("a"))
+        await settled()
         stage.locks.stop()
-        late = asyncio.create_task(stage.acquire("a"))
-        for each in (*line.requests, late):
+        for each in (waiting, stage.acquire("a")):
             with pytest.raises(UnavailableError, match="stopping"):
                 await in_time(each)
+        go_on.set()
+        assert (await in_time(first)).verdict == "granted"
 
 
 async def test_whose_time_is_up_in_line_learns_who_has_the_lock_by_one_question(

@@ -510,7 +510,8 @@ class SourceLocks(Leases):
         if await self._is_known(wanted):
             return None
         left = began + wanted.wait_ms / 1000 - self._grants.clock.monotonic()
-        await self._lines.wait(place, left, gone)
+        if not self._grants.stopping.is_set():
+            await self._lines.wait(place, left, gone)
         if gone.done():  # nobody is left to be answered
             return Held(verdict="held", lock=place.lock)
         if self._grants.stopping.is_set():
