@@ -272,6 +272,16 @@ async def test_a_waiter_gets_the_lock_when_its_holders_time_runs_out(still: Two)
     await out_of_line(still.observer, "second")
 
 
+async def test_a_waiter_whose_last_try_meets_a_busy_lock_leaves_no_place(still: Two) -> None:
+    granted(await still.one.acquire("x", secret="holder"))
+    waiting = await still.one.wait(still.observer, "x", secret="waiter", wait_ms=10_000)
+    async with still.observer.transaction():
+        await still.observer.execute("SELECT FROM fencepost.locks FOR UPDATE")  # as a grant whose claims wait
+        await still.advance(10)
+        assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "held"
+        assert await still.observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters")
+
+
 async def test_a_lost_notification_is_made_good_by_the_heartbeat(
     gateways: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
