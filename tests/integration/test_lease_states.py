@@ -19,8 +19,10 @@ from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, open_lease_ra
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
+from tests.support.servers import until
 from tests.support.use_cases import open_gateway
 
+from fencepost.server.fence.caller import ASKING, UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.locks.builtin import Queue
 from fencepost.server.postgres import leases
@@ -280,6 +282,26 @@ async def test_a_waiter_whose_last_try_meets_a_busy_lock_leaves_no_place(still: 
         await still.advance(10)
         assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "held"
         assert await still.observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters")
+
+
+async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller whose requests have all that one may have would keep the gateway's waiters from counting."""
+    names, beat = list[str](), leases.beat
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def seen(*asked: Any) -> Any:
+        names.append(ASKING.get())
+        return await beat(*asked)
+
+    monkeypatch.setattr(leases, "beat", seen)
+    ASKING.set("ann")
+    await still.one.acquire("x", secret="holder")
+    waiting = await still.one.wait(still.observer, "x", secret="waiter", gone=gone)
+    await still.advance(TIMES.queue.beat_every)
+    await until(lambda: len(names) == 2, what="a heartbeat")
+    gone.set_result(None)
+    await waiting
+    assert names == ["ann", UNKNOWN], "with the first one the waiter itself says that the gateway is there"
 
 
 async def test_a_lost_notification_is_made_good_by_the_heartbeat(
