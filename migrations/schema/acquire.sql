@@ -153,38 +153,31 @@ BEGIN
   RETURN r;
 END $$;
 
--- Acquire many locks for as many requests, each as acquire does, in one transaction: what each of them has waited for is one flush of the
--- log. A request whose lock, its lease or its secret another transaction has locked is busy, and gets nothing: no request of a batch waits
--- for another one's. What cannot be skipped is a lock's row that another transaction makes or sweeps: it is waited for no longer than
--- lock_timeout, and the batch fails. p_names are sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other
--- in a circle.
+-- Acquire many locks for as many requests, each as acquire does, in one transaction and with one flush of the log: a row for each, in the
+-- order given. A request whose lock, its lease or its secret another transaction has locked is busy, and gets nothing. What cannot be
+-- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails. p_names are
+-- sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
 CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
 RETURNS TABLE (busy boolean, acquired fencepost.acquired)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '10ms' AS $$
-#variable_conflict use_column
 DECLARE
   other bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
-    busy := NOT FOUND;
-    IF busy THEN  -- made here, for acquire would wait for longer
+    IF NOT FOUND THEN  -- made here, for acquire would wait for longer
       INSERT INTO fencepost.locks (name) VALUES (p_names[i]) ON CONFLICT (name) DO NOTHING;
-      busy := NOT FOUND;
     END IF;
-    -- Another grant under the same secret, or its withdrawal, which acquire would wait for.
-    busy := busy OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
+    -- The secret's lock: another grant under it, or its withdrawal, which acquire would wait for.
+    busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
     IF NOT busy AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = other AND x.ended_at IS NULL) THEN
       PERFORM FROM fencepost.leases x WHERE x.lease_id = other FOR UPDATE SKIP LOCKED;
       busy := NOT FOUND;
     END IF;
-    IF busy THEN
-      RETURN QUERY SELECT true, NULL::fencepost.acquired;
-    ELSE
-      RETURN QUERY SELECT false, a FROM fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
-                                                           NULL, NULL, 0, '{}') a;
-    END IF;
+    acquired := CASE WHEN NOT busy THEN fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
+                                                         NULL, NULL, 0, '{}') END;
+    RETURN NEXT;
   END LOOP;
 END $$;
 
