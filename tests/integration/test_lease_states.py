@@ -155,8 +155,8 @@ async def test_a_place_that_a_crash_brought_back_keeps_nobody_from_the_lock(side
     holder = granted(await side.acquire("x", secret="holder"))
     waiting = await side.wait(observer, "x", secret="waiter")
     await observer.execute(
-        "INSERT INTO fencepost.waiters SELECT 0, name, '', 'gone', gateway, gen_random_uuid(), queued_at, give_up_at"
-        " FROM fencepost.waiters"
+        "INSERT INTO fencepost.waiters"
+        " SELECT 0, name, '', 'gone', gateway, gen_random_uuid(), queued_at, give_up_at FROM fencepost.waiters"
     )
     assert await side.locks.release(holder.lease_id, hash_secret("holder"))
     assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
@@ -285,7 +285,6 @@ async def test_a_waiter_whose_last_try_meets_a_busy_lock_leaves_no_place(still: 
 
 
 async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller whose requests have all that one may have would keep the gateway's waiters from counting."""
     names, beat = list[str](), leases.beat
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -301,7 +300,7 @@ async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkey
     await until(lambda: len(names) == 2, what="a heartbeat")
     gone.set_result(None)
     await waiting
-    assert names == ["ann", UNKNOWN], "with the first one the waiter itself says that the gateway is there"
+    assert names == ["ann", UNKNOWN], "with the first one the waiter itself says that its gateway is there"
 
 
 async def test_a_lost_notification_is_made_good_by_the_heartbeat(
