@@ -530,7 +530,9 @@ async def test_who_leaves_the_line_takes_no_turn_along(
         assert line.requests[1].cancelled() or line.requests[1].result().verdict == "held"
 
 
-async def test_a_gateway_that_stops_sends_the_line_away_while_the_first_still_claims(make: Callable[..., Any]) -> None:
+async def test_a_gateway_that_stops_sends_the_line_away_while_the_first_still_claims(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     claiming, go_on = asyncio.Event(), asyncio.Event()
 
     async def claim(_connection: object, token: int, _repeated: bool) -> int:
@@ -541,8 +543,8 @@ async def test_a_gateway_that_stops_sends_the_line_away_while_the_first_still_cl
     async with make() as stage:
         first = asyncio.create_task(stage.acquire("a", claim=claim))
         await claiming.wait()
-        waiting = asyncio.create_task(stage.acquire("a"))
-        await settled()
+        line, waiting = Line(stage, monkeypatch), asyncio.create_task(stage.acquire("a"))
+        await line.looks(1)
         stage.locks.stop()
         for each in (waiting, stage.acquire("a")):
             with pytest.raises(UnavailableError, match="stopping"):
