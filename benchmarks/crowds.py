@@ -24,6 +24,7 @@ from benchmarks.cells import PROTECTED, TableName
 from benchmarks.processes import BenchmarkError
 from benchmarks.source_clients import BUILTIN
 from benchmarks.source_services import start
+from benchmarks.walk import OVER_ROWS
 
 PATCH_EVERY: Final = 0.05
 RENEW_EVERY: Final = 0.2
@@ -105,7 +106,7 @@ class Probing:
     async def patch(self) -> None:
         connection = await Connection.open(self._port)
         while True:
-            line, body = f"PATCH /v1/data/{PROTECTED}/order-1", {"status": "paid"}
+            line, body = f"PATCH /v1/data/{PROTECTED}/order-{OVER_ROWS.first_key}", {"status": "paid"}
             asked = connection.ask(line, body, X_Fence_Token=next(_tokens))
             await self._timed(asked, lambda: self.probe.patches, PATCH_EVERY)
 
