@@ -86,9 +86,8 @@ def make_bench(parent: Path, warmup: float, seconds: int, tables: Collection[Tab
         with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
             database = BenchmarkDatabase(server.url)
             asyncio.run(database.make(tables))
-            untriggered_url = asyncio.run(database.make_role_without_triggers())
             gateway_url = asyncio.run(database.make_gateway_role(ruled=RULED in tables))
-            yield Bench(bin_dir, directory, database, warmup, seconds, untriggered_url, gateway_url)
+            yield Bench(bin_dir, directory, database, warmup, seconds, gateway_url)
     finally:
         shutil.rmtree(directory)
 

@@ -6,7 +6,6 @@ from typing import Final, Literal
 Driver = Literal[
     "pgbench",
     "fencepost",
-    "fencepost, no triggers",
     "fencepost, no guard",
     "usual handler",
     "prest",
@@ -16,9 +15,7 @@ Driver = Literal[
     "etcd-benchmark",
     "zookeeper",
 ]
-"""fencepost, no triggers: its database role has session_replication_role = replica, under which none fires.
-fencepost, no guard: its connections are uvicorn's own, without the bounds of serving/protocol.py (unguarded.py).
-"""
+"""fencepost, no guard: its connections are uvicorn's own, without the bounds of serving/protocol.py (unguarded.py)."""
 Operation = Literal[
     "write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array", "batch", "read"
 ]
@@ -107,7 +104,6 @@ SELECT: Final = _pgbench("SELECT of one row", "read", PROTECTED)
 
 PATCH: Final = _patch(64, 2)
 GET: Final = _http("get", "read", PROTECTED)
-NO_TRIGGERS: Final = Cell("patch without triggers, 64 conn., 2 w.", "fencepost, no triggers", "write", PROTECTED, 64, 2)
 PATCH_TOKEN: Final = Cell(
     "patch with authentication, 64 conn., 2 w.", "fencepost", "write", PROTECTED, 64, 2, callers=1
 )
@@ -139,7 +135,6 @@ CELLS: Final = (
     *(BARE, BARE_ALONE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
     *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64, 256)),
     *(
-        NO_TRIGGERS,
         NO_GUARD,
         PATCH_TOKEN,
         PATCH_KEY,

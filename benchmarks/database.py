@@ -46,7 +46,6 @@ DELETE FROM fencepost.marks WHERE starts_with(resource, '{table}/');
 """
 _ABOVE: Final = "SELECT count(*) AS rows, coalesce(sum(last_fence_token - $1), 0)::int8 AS token_sum FROM {marks} > $1"
 
-_UNTRIGGERED: Final = "untriggered"
 _GATEWAY: Final = "gateway"
 _COUNTED_WITHIN: Final = 5.0  # seconds; a backend reports what it did when it ends
 _POLL: Final = 0.05  # seconds
@@ -92,28 +91,14 @@ class BenchmarkDatabase:
                     await _fill(connection, table, OVER_ROWS)
                 await connection.execute(f"ANALYZE {table}")
 
-    async def make_role_without_triggers(self) -> str:
-        """Make a role for whose connections no trigger fires, and return its URL."""
-        await self._make_login(_UNTRIGGERED, "SUPERUSER")
-        async with self._connection() as connection:
-            await connection.execute(f"ALTER ROLE {_UNTRIGGERED} SET session_replication_role = replica")
-        return self._url_of(_UNTRIGGERED)
-
     async def make_gateway_role(self, *, ruled: bool) -> str:
         """Make a login as a gateway should have, and return its URL. `ruled`: it may be the role of callers."""
-        await self._make_login(_GATEWAY, "NOINHERIT")
+        url = urlsplit(self.url)
         async with self._connection() as connection:
+            await connection.execute(f"CREATE ROLE {_GATEWAY} LOGIN NOINHERIT PASSWORD '{url.password}'")
             for grant in (act_sql(), *GRANTS, *([f"GRANT {ROLE} TO {{role}}"] if ruled else ())):
                 await connection.execute(grant.format(role=_GATEWAY))
-        return self._url_of(_GATEWAY)
-
-    async def _make_login(self, name: str, which: str) -> None:
-        async with self._connection() as connection:
-            await connection.execute(f"CREATE ROLE {name} LOGIN {which} PASSWORD '{urlsplit(self.url).password}'")
-
-    def _url_of(self, login: str) -> str:
-        parts = urlsplit(self.url)
-        return urlunsplit(parts._replace(netloc=f"{login}:{parts.password}@{parts.hostname}:{parts.port}"))
+        return urlunsplit(url._replace(netloc=f"{_GATEWAY}:{url.password}@{url.hostname}:{url.port}"))
 
     async def settings(self) -> dict[str, str]:
         """Return the settings that the figures depend on."""

@@ -36,7 +36,6 @@ class Bench:
     database: BenchmarkDatabase
     warmup: float
     seconds: int
-    untriggered_url: str = ""
     gateway_url: str = ""
     """Of a login that may be a gateway's where tokens name roles: it is none that may everything."""
 
@@ -105,7 +104,7 @@ def _server(bench: Bench, cell: Cell) -> Iterator[int]:
         variables = {"BENCHMARK_DATABASE_URL": bench.database.url}
     else:
         program = "benchmarks.unguarded" if cell.driver == "fencepost, no guard" else "fencepost"
-        url = bench.untriggered_url if cell.driver == "fencepost, no triggers" else bench.database.url
+        url = bench.database.url
         with_jwt = {}
         if cell.table == RULED:
             url, with_jwt = bench.gateway_url, {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_ROLES": ROLE}

@@ -46,8 +46,7 @@ _COMPARED: Final[tuple[tuple[Cell, str], ...]] = (
     (cells.ZOOKEEPER, "ZooKeeper, conditional setData, kazoo"),
 )
 _LAYERS: Final[tuple[tuple[Cell, str], ...]] = (
-    (cells.NO_TRIGGERS, "no triggers"),
-    (cells.PATCH, "triggers (the default)"),
+    (cells.PATCH, "PATCH"),
     (cells.PATCH_KEY, "+ Idempotency-Key"),
     (cells.PATCH_SCOPE, "+ scope"),
     (cells.PATCH_ALL, "+ scope and key"),

@@ -95,9 +95,14 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
 async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> None:
     """R20: no grant of several in one transaction waits for another transaction: for a lock's row, or its lease's."""
 
-    async def taken(*names: str) -> Any:
+    async def answer(*names: str) -> Any:
         batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in names]
         return await asyncio.wait_for(outcome(leases.try_each(race.b, batch)), PATIENCE)
+
+    async def taken(*names: str) -> Any:
+        answers = await answer(*names)
+        assert isinstance(answers, list), f"it waited: {answers}"
+        return answers
 
     held = granted(await race.acquire(race.a, "a", secret="old"))
     idle = granted(await race.acquire(race.a, "c", secret="idle"))
@@ -115,7 +120,7 @@ async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> Non
     await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
     ending = leases.release_each(race.b, [Release(held.lease_id, hash_secret("old"))], race.gateway)
     assert await asyncio.wait_for(ending, PATIENCE) == [(True, None)]
-    assert await taken("elsewhere") == LOCK_NOT_AVAILABLE, "it is being made: given up"
+    assert await answer("elsewhere") == LOCK_NOT_AVAILABLE, "it is being made: given up"
     await foreign.rollback()
     first, again, third = await taken("a", "b", "c")
     assert in_the_way(first).lease_id == held.lease_id
