@@ -285,8 +285,7 @@ async def test_a_waiter_whose_last_try_meets_a_busy_lock_leaves_no_place(still: 
 
 
 async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    names, beat = list[str](), leases.beat
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    names, beat, gone = list[str](), leases.beat, asyncio.get_running_loop().create_future()
 
     async def seen(*asked: Any) -> Any:
         names.append(ASKING.get())

@@ -420,10 +420,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
             await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         await until(lambda: "b" not in stage.service.held, what="the other hold's end")
         assert "a" in stage.service.held
-        await until(
-            lambda: any("could not be ended yet" in trouble for trouble in stage.troubles),
-            what="what is said of the first one",
-        )
+        await until(lambda: any("could not be ended yet" in each for each in stage.troubles), what="a word about a")
         stage.service.stuck.clear()
 
 
@@ -434,8 +431,7 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
         granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.verdict == "granted"
         await until(lambda: stage.service.released == ["a#1"], what="the end of a hold whose lease has expired")
-        kept = await stage.acquire("b")
-        assert kept.verdict == "granted"
+        assert (await stage.acquire("b")).verdict == "granted"
     assert "b#2" in stage.service.released, "a gateway that stops takes its holds along"
 
 
