@@ -72,8 +72,9 @@ class Services:
     left_out: Mapping[str, str]
 
 
-def start(stack: ExitStack, directory: Path, dsn: str, only: str) -> Services:
-    """Start the servers of all sources with `only` in their name, and a gateway with one worker. They end with `stack`.
+def start(stack: ExitStack, directory: Path, dsn: str, only: str, **settings: str) -> Services:
+    """Start the servers of all sources with `only` in their name, and a gateway with one worker and these variables.
+    They end with `stack`.
 
     The built-in one is always there: it is what others are compared with.
     """
@@ -90,7 +91,9 @@ def start(stack: ExitStack, directory: Path, dsn: str, only: str) -> Services:
             continue
         urls[kind.name] = bench.url
     configured = " ".join(f"{name}={url}" for name, url in urls.items() if name != BUILTIN)
-    port = stack.enter_context(gateway(dsn, directory, FENCEPOST_SOURCES=configured))
+    port = stack.enter_context(
+        gateway(dsn, directory, workers=1, program="fencepost", FENCEPOST_SOURCES=configured, **settings)
+    )
     return Services(urls, port, dsn, left_out)
 
 

@@ -26,7 +26,7 @@ REVOKE EXECUTE ON FUNCTION
   -- withdrawn.sql
   fencepost.secret_lock, fencepost.is_withdrawn, fencepost.withdraw,
   -- acquire.sql
-  fencepost.acquire, fencepost.extend, fencepost.release, fencepost.begin_now,
+  fencepost.acquire, fencepost.acquire_each, fencepost.extend, fencepost.release, fencepost.release_each, fencepost.begin_now,
   -- lock_states.sql
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql

@@ -37,23 +37,25 @@ CREATE INDEX waiters_secret_hash_idx ON fencepost.waiters (secret_hash);
 
 -- Waiters that count: they have not given up, and their gateway has sent a beat (a time in the future is one from
 -- before the clock was set back, and so is the end of a kept place that is further off than it was kept for). `sweep`
--- removes the others.
+-- removes the others. Gateways are few, and read once a query: no waiter is joined with them.
 CREATE VIEW fencepost.live_waiters AS
-  SELECT w.* FROM fencepost.waiters w LEFT JOIN fencepost.gateways g ON g.gateway = w.gateway
+  SELECT w.* FROM fencepost.waiters w
    WHERE w.give_up_at > clock_timestamp()
      AND (w.kept_ms IS NULL OR w.give_up_at <= clock_timestamp() + w.kept_ms * interval '1 ms')
      AND (w.gateway IS NULL
-          OR g.seen_at BETWEEN clock_timestamp() - interval '3 s' AND clock_timestamp() + interval '3 s');
+          OR w.gateway = ANY (ARRAY(SELECT g.gateway FROM fencepost.gateways g
+                WHERE g.seen_at BETWEEN clock_timestamp() - interval '3 s' AND clock_timestamp() + interval '3 s')));
 
--- The first in a lock's queue, NULL when there is no waiter.
+-- The first in a lock's queue, NULL when there is no waiter. Here, and wherever the first of a queue is looked for, the index gives
+-- it: a bitmap would have all waiters of the lock read and sorted, for each of them that comes or goes.
 CREATE FUNCTION fencepost.first_waiter(p_name text) RETURNS bigint LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
   SELECT w.ticket FROM fencepost.live_waiters w WHERE w.name = p_name ORDER BY w.ticket LIMIT 1 $$;
 
 -- Wake the first of each of these locks' queues, and no other. Those that wait at p_gateway are returned, for it to
 -- wake them itself; others are notified. NOTIFY takes a database-wide lock at commit: only when there is a waiter.
 CREATE FUNCTION fencepost.wake(p_names text[], p_gateway uuid) RETURNS uuid[] LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
   n text;
   w record;
@@ -73,6 +75,7 @@ END $$;
 -- A waiter leaves. p_keep_ms > 0 keeps its place for that long, for a next request with the same secret. A request that tries for a lock
 -- has the lock's row, and may get in line behind us: we wait until its ticket is there to be seen, so as to wake it. But not for long: a
 -- grant has that row for as long as its claims wait, and renewals need our connection. Then the next beat finds who is first.
+-- A crash may bring the place back: its gateway takes it out again once it is first (Queue._beat).
 CREATE FUNCTION fencepost.leave(p_visit uuid, p_keep_ms integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '50ms' AS $$
@@ -85,6 +88,7 @@ BEGIN
      WHERE w.visit = p_visit;
     RETURN;
   END IF;
+  PERFORM set_config('synchronous_commit', 'off', true);
   BEGIN
     PERFORM FROM fencepost.locks k WHERE k.name = ANY (left_behind) ORDER BY k.name FOR UPDATE;
   EXCEPTION WHEN lock_not_available THEN NULL;
@@ -100,7 +104,7 @@ END $$;
 -- clock has stepped back: a try does that); and those without a place, which would not be woken.
 CREATE FUNCTION fencepost.beat(p_gateway uuid, p_visits uuid[], p_left uuid[]) RETURNS TABLE (visit uuid, due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
   left_behind text[];
@@ -113,9 +117,9 @@ BEGIN
   END IF;
   IF left_behind IS NOT NULL THEN PERFORM fencepost.wake(left_behind, NULL); END IF;
   RETURN QUERY
-  WITH heads AS (SELECT DISTINCT ON (w.name) w.name, w.ticket, w.visit, w.gateway FROM fencepost.live_waiters w
-                  WHERE w.name IN (SELECT m.name FROM fencepost.waiters m WHERE m.gateway = p_gateway)
-                  ORDER BY w.name, w.ticket)
+  WITH heads AS (SELECT f.* FROM (SELECT DISTINCT m.name FROM fencepost.waiters m WHERE m.gateway = p_gateway) n
+                  CROSS JOIN LATERAL (SELECT w.name, w.ticket, w.visit, w.gateway FROM fencepost.live_waiters w
+                                       WHERE w.name = n.name ORDER BY w.ticket LIMIT 1) f)
   SELECT h.visit, max(CASE WHEN x.expires_at <= fencepost.within_ttl(x.expires_at, x.ttl_ms)
                            THEN greatest(ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000), 0)
                            ELSE 0 END)::bigint

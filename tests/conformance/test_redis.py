@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 from tests.conformance.benches import RedisBench, redis_command, redis_has, redis_server, running_redis
+from tests.support.manual_clock import settled
 from tests.support.postgres import cutting_proxy
 from tests.support.servers import self_signed
 
@@ -241,6 +242,25 @@ async def test_an_acquire_that_is_cancelled_twice_releases_all_the_same(
         await other.close()  # waits for what goes on behind the caller's back
     assert await free(source)
     assert await redis_command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
+
+
+async def test_a_release_at_the_same_process_ends_the_pause_of_who_waits(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = asyncio.Event()
+
+    def for_hours(*_: float) -> float:
+        paused.set()
+        return 1e6
+
+    monkeypatch.setattr("random.uniform", for_hours)
+    held = await source.acquire(LOCK, owner="a", ttl_ms=LONG_MS, tokens=1, wait_s=0)
+    waiting = asyncio.create_task(source.acquire(LOCK, owner="b", ttl_ms=LONG_MS, tokens=1, wait_s=3600))
+    await paused.wait()
+    await settled()
+    assert isinstance(held, Grant)
+    await source.release(LOCK, held.handle)
+    assert isinstance(await asyncio.wait_for(waiting, PATIENCE), Grant)
 
 
 async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections_taken(source: Source) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,8 +13,9 @@ from tests.races.test_leases import granted
 from tests.support.asking import asked_by
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, start
-from tests.support.lease_gateways import Side, open_side
+from tests.support.lease_gateways import HOUR, Side, open_side
 from tests.support.lease_racing import wanted
+from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
 from tests.support.racing import OPERATOR, REASON, STRANGER, open_race, operators
 from tests.support.servers import command
@@ -24,15 +26,23 @@ from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.election import Election
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
 from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
+from fencepost.server.locks.builtin import Queue
+from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources
 from fencepost.server.postgres import sources as source_leases
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.leases import (
     Granted,
+    Held,
     LeaseId,
     LeaseRow,
+    LockRequest,
     Withdrawal,
     Withdrawn,
     force_release,
@@ -40,6 +50,7 @@ from fencepost.server.postgres.leases import (
     withdraw,
 )
 from fencepost.server.postgres.sources import GrantRecord
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # A lease belongs to the caller that acquired it, and callers see and take only locks that their patterns name.
@@ -422,3 +433,79 @@ async def test_without_a_reason_in_the_session_the_function_does_nothing(side: S
     await side.acquire("job", secret="holder")
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="behind broken glass only"):
         await owner.fetch("SELECT * FROM fencepost.force_release('builtin', 'job')")
+
+
+# Grants of one lock without claims, and releases, of the same moment are batches (gateway/group_commit.py).
+
+
+@asynccontextmanager
+async def in_batches(dsn: str, times: Times = TIMES) -> AsyncIterator[BatchedLocks]:
+    database = await Database.open(dsn, Limits(pool_size=1, lease_pool_size=5))
+    batches = GroupCommit(database, leases=True, times=times)
+    locks = BatchedLocks(database, Queue(database, print, times), LeaseLimits(), batches)
+    try:
+        yield locks
+    finally:
+        await locks.close()
+        await database.close()
+
+
+async def take(locks: BatchedLocks, name: str, **asked: Any) -> Any:
+    waits = wanted(name, secret=name, **asked)
+    return await asyncio.wait_for(locks.take(waits, None, asyncio.get_running_loop().create_future()), PATIENCE)
+
+
+async def test_grants_of_the_same_moment_share_a_transaction_and_so_do_releases(
+    database: str, observer: Connection
+) -> None:
+    async with in_batches(database) as locks:
+        taken = await asyncio.gather(*(take(locks, f"lock-{number}") for number in range(8)))
+        numbers = [granted(each).lease_id for each in taken]
+        transactions = "SELECT count(DISTINCT xmin::text) FROM fencepost.{} WHERE lease_id = ANY ($1)"
+        assert await observer.fetchval(transactions.format("draws"), numbers) <= 2
+        ends = [locks.release(number, hash_secret(f"lock-{at}")) for at, number in enumerate(numbers)]
+        assert await asyncio.gather(*ends) == [True] * 8
+        assert await observer.fetchval(transactions.format("leases") + " AND ended_at IS NOT NULL", numbers) <= 2
+
+
+async def test_who_has_to_wait_keeps_nobody_else_waiting(database: str, observer: Connection) -> None:
+    async with in_batches(database) as locks:
+        old = granted(await take(locks, "a"))
+        await locks.release(old.lease_id, hash_secret("a"))
+        foreign = observer.transaction()
+        await foreign.start()
+        await observer.execute("SELECT FROM fencepost.locks WHERE name = 'a' FOR UPDATE")
+        waiting = asyncio.create_task(take(locks, "a", wait_ms=HOUR))
+        free = granted(await take(locks, "b"))
+        assert not waiting.done(), "the lock's row is another transaction's"
+        await observer.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", free.lease_id)
+        ending = asyncio.create_task(locks.release(free.lease_id, hash_secret("b")))
+        granted(await take(locks, "c"))
+        assert not ending.done(), "the lease's row is, too"
+        await foreign.rollback()
+        assert await ending
+        granted(await waiting)
+
+
+async def test_a_waiter_is_refused_by_no_batch_and_waits_no_longer_for_one(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+
+    async def refused(*_: object) -> None:
+        raise UnavailableError("there are too many")
+
+    async def held(_wanted: LockRequest) -> Held:
+        await clock.advance(5)
+        return Held(verdict="held", lock="a")
+
+    async with in_batches(database, Times(clock=clock)) as locks:
+        granted(await take(locks, "a"))
+        monkeypatch.setattr(locks._group, "write", refused)  # noqa: SLF001
+        granted(await take(locks, "b", wait_ms=HOUR))
+        with pytest.raises(UnavailableError):
+            await take(locks, "c")
+        monkeypatch.setattr(locks, "_try_with_others", held)
+        late = wanted("a", secret="late", wait_ms=5000)
+        taken = locks.take(late, None, asyncio.get_running_loop().create_future())
+        assert isinstance(await asyncio.wait_for(taken, PATIENCE), Held), "its time was up: nobody moves the clock"

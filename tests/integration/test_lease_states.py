@@ -19,8 +19,10 @@ from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, open_lease_ra
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
+from tests.support.servers import until
 from tests.support.use_cases import open_gateway
 
+from fencepost.server.fence.caller import ASKING, UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.locks.builtin import Queue
 from fencepost.server.postgres import leases
@@ -148,6 +150,18 @@ async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(
     await eventually(lambda: observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters"), what="an empty queue")
 
 
+async def test_a_place_that_a_crash_brought_back_keeps_nobody_from_the_lock(side: Side, observer: Connection) -> None:
+    """Departures are not flushed, so that a crowd can leave: the gateway lives on, and the place counts as its own."""
+    holder = granted(await side.acquire("x", secret="holder"))
+    waiting = await side.wait(observer, "x", secret="waiter")
+    await observer.execute(
+        "INSERT INTO fencepost.waiters"
+        " SELECT 0, name, '', 'gone', gateway, gen_random_uuid(), queued_at, give_up_at FROM fencepost.waiters"
+    )
+    assert await side.locks.release(holder.lease_id, hash_secret("holder"))
+    assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
+
+
 # Waiting for locks at two gateways: in order, without a herd, and a waiter that goes away delays no other (R9).
 
 
@@ -258,6 +272,34 @@ async def test_a_waiter_gets_the_lock_when_its_holders_time_runs_out(still: Two)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     await out_of_line(still.observer, "second")
+
+
+async def test_a_waiter_whose_last_try_meets_a_busy_lock_leaves_no_place(still: Two) -> None:
+    granted(await still.one.acquire("x", secret="holder"))
+    waiting = await still.one.wait(still.observer, "x", secret="waiter", wait_ms=10_000)
+    async with still.observer.transaction():
+        await still.observer.execute("SELECT FROM fencepost.locks FOR UPDATE")  # as a grant whose claims wait
+        await still.advance(10)
+        assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "held"
+        assert await still.observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters")
+
+
+async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, beat, gone = list[str](), leases.beat, asyncio.get_running_loop().create_future()
+
+    async def seen(*asked: Any) -> Any:
+        names.append(ASKING.get())
+        return await beat(*asked)
+
+    monkeypatch.setattr(leases, "beat", seen)
+    ASKING.set("ann")
+    await still.one.acquire("x", secret="holder")
+    waiting = await still.one.wait(still.observer, "x", secret="waiter", gone=gone)
+    await still.advance(TIMES.queue.beat_every)
+    await until(lambda: len(names) == 2, what="a heartbeat")
+    gone.set_result(None)
+    await waiting
+    assert names == ["ann", UNKNOWN], "with the first one the waiter itself says that its gateway is there"
 
 
 async def test_a_lost_notification_is_made_good_by_the_heartbeat(

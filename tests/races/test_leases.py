@@ -1,6 +1,8 @@
 """The token source (R9): tokens, time and locks; whose a lease is; what the sweeper leaves; a clock that steps back."""
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 from tests.races.openings import LEASES, QUEUE_OF_LOCKS, opened
 from tests.support.interleave import start
@@ -8,7 +10,9 @@ from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Granted, Held, LeaseRow
+from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE
+from fencepost.server.postgres.leases import Granted, Held, LeaseRow, LockRequest, Release, hash_secret
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = opened(LEASES)
 
@@ -86,6 +90,41 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
         answers = [await one, await two]
         verdicts = [answer if isinstance(answer, str) else answer.verdict for answer in answers]
         assert verdicts == ["granted", "held"], f"{first}, {second}: {verdicts}"
+
+
+async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> None:
+    """R20: no grant of several in one transaction waits for another transaction: for a lock's row, or its lease's."""
+
+    async def answer(*names: str) -> Any:
+        batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in names]
+        return await asyncio.wait_for(outcome(leases.try_each(race.b, batch)), PATIENCE)
+
+    async def taken(*names: str) -> Any:
+        answers = await answer(*names)
+        assert isinstance(answers, list), f"it waited: {answers}"
+        return answers
+
+    held = granted(await race.acquire(race.a, "a", secret="old"))
+    idle = granted(await race.acquire(race.a, "c", secret="idle"))
+    assert await race.release(race.a, idle.lease_id, "idle")
+    foreign = await race.begin(race.c)
+    await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
+    await race.c.execute("SELECT FROM fencepost.locks WHERE name = 'c' FOR UPDATE")
+    first, free, third = await taken("a", "b", "c")
+    assert (first, third) == (None, None)
+    await foreign.rollback()
+    foreign = await race.begin(race.c)
+    granted(await race.acquire(race.c, "elsewhere", secret="a" * 32))
+    first, _, third = await taken("a", "b", "c")
+    assert (first, granted(third).names) == (None, ("c",)), "another grant under the same secret is in the way of one"
+    await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
+    ending = leases.release_each(race.b, [Release(held.lease_id, hash_secret("old"))], race.gateway)
+    assert await asyncio.wait_for(ending, PATIENCE) == [(True, None)]
+    assert await answer("elsewhere") == LOCK_NOT_AVAILABLE, "it is being made: given up"
+    await foreign.rollback()
+    first, again, third = await taken("a", "b", "c")
+    assert in_the_way(first).lease_id == held.lease_id
+    assert (again.verdict, again.lease.tokens) == ("repeated", granted(free).tokens)
 
 
 async def test_all_or_none(race: LeaseRace) -> None:

@@ -6,7 +6,7 @@ by the tests of this folder that have the fixture `api`.
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.interleave import Connection
@@ -112,6 +112,10 @@ class Stage:
         self.secret = secret or str(next(_secrets))
         wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000)
         return await self.locks.take(wanted, claim, gone or asyncio.get_running_loop().create_future())
+
+    def elsewhere(self) -> "Stage":
+        """The same leases, at another process of the gateway."""
+        return replace(self, locks=SourceLocks(NAME, "mock", self.service, self.database))
 
     @property
     def secret_hash(self) -> bytes:

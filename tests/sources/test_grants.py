@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,14 @@ from tests.support.manual_clock import ManualClock, settled
 from tests.support.servers import until
 
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
+from fencepost.server.locks.source import (
+    Capabilities,
+    Grant,
+    Holder,
+    SourceError,
+    SourceQuarantinedError,
+    SourceUnavailableError,
+)
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.errors import UnavailableError
@@ -120,7 +129,7 @@ async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Cal
         secret = stage.secret
         stage.service.refuses.add("a")
         stage.service.refused_until = asyncio.Event()
-        second = asyncio.create_task(stage.acquire("a", secret=secret))
+        second = asyncio.create_task(stage.elsewhere().acquire("a", secret=secret))
         await asyncio.sleep(0)
         stage.service.gate.set()
         one = await first
@@ -165,7 +174,7 @@ async def test_a_grant_that_is_recorded_after_its_successors_is_void(make: Calla
         first = asyncio.create_task(stage.acquire("a"))
         await stage.service.asked.wait()
         stage.service.slow.clear()
-        second = await stage.acquire("a")
+        second = await stage.elsewhere().acquire("a")
         assert (second.verdict, second.lease.tokens) == ("granted", (2,))
         stage.service.gate.set()
         again = await first
@@ -181,7 +190,7 @@ async def test_a_number_that_a_restored_service_gives_again_is_recorded_once(mak
         await stage.service.asked.wait()
         stage.service.slow.clear()
         stage.service.numbers = itertools.count(1)
-        assert (await stage.acquire("a")).lease.tokens == (1,)
+        assert (await stage.elsewhere().acquire("a")).lease.tokens == (1,)
         stage.service.gate.set()
         assert (await first).lease.tokens == (2,)
 
@@ -337,16 +346,6 @@ async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..
         assert len(service.released) == released + 1
 
 
-async def test_a_client_that_goes_leaves_no_hold(make: Callable[..., Any]) -> None:
-    async with make(waits={"a"}) as stage:
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asking = asyncio.create_task(stage.acquire("a", gone=gone))
-        await stage.service.asked.wait()
-        gone.set_result(None)
-        assert (await asking).verdict == "held"
-        assert not stage.service.held
-
-
 async def test_a_hold_that_cannot_be_given_back_is_reported(make: Callable[..., Any]) -> None:
     async with make(slow={"a"}, release_fails=True) as stage:
         asking = asyncio.create_task(stage.acquire("a"))
@@ -421,10 +420,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
             await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         await until(lambda: "b" not in stage.service.held, what="the other hold's end")
         assert "a" in stage.service.held
-        await until(
-            lambda: any("could not be ended yet" in trouble for trouble in stage.troubles),
-            what="what is said of the first one",
-        )
+        await until(lambda: any("could not be ended yet" in each for each in stage.troubles), what="a word about a")
         stage.service.stuck.clear()
 
 
@@ -434,12 +430,172 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
         wanted = LockRequest(("a",), "mine", "me", 300)
         granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.verdict == "granted"
-
-        async def given_back() -> bool:
-            released: list[str] = stage.service.released
-            return released == ["a#1"]
-
-        await eventually(given_back, what="the end of a hold whose lease has expired")
-        kept = await stage.acquire("b")
-        assert kept.verdict == "granted"
+        await until(lambda: stage.service.released == ["a#1"], what="the end of a hold whose lease has expired")
+        assert (await stage.acquire("b")).verdict == "granted"
     assert "b#2" in stage.service.released, "a gateway that stops takes its holds along"
+
+
+# Requests that wait for one lock at one gateway: the first asks the service, the others stand in line.
+
+NEVER_OLD = Times(sources=SourceTimes(fresh=math.inf))
+
+
+class Line:
+    """Requests for the lock `a`. The test answers for the service (`asked`), and says which clients have `gone`."""
+
+    def __init__(self, stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stage, self.gone = stage, list[asyncio.Future[None]]()
+        self.asked, self.requests = list[asyncio.Future[Any]](), list[asyncio.Task[Any]]()
+        self._looks, find = 0, sources.find_by_secret
+
+        async def acquire(*_: Any, **__: Any) -> Any:
+            self.asked.append(asyncio.get_running_loop().create_future())
+            return await self.asked[-1]
+
+        async def look(*asked: Any) -> Any:
+            found = await find(*asked)
+            self._looks += 1
+            return found
+
+        stage.service.acquire = acquire
+        monkeypatch.setattr(sources, "find_by_secret", look)
+
+    async def fill(self, number: int) -> None:
+        """Let so many requests come; the first asks the service, the others wait."""
+        for _ in range(number):
+            self.gone.append(asyncio.get_running_loop().create_future())
+            self.requests.append(asyncio.create_task(self.stage.acquire("a", gone=self.gone[-1])))
+        await self.looks(number)
+        assert [len(self.asked), *(each.done() for each in self.requests)] == [1] + [False] * number
+
+    async def looks(self, number: int) -> None:
+        """Return when requests have looked so often whether their secret has a lease."""
+        await until(lambda: self._looks == number, what=f"{number} looks")
+        await settled()
+
+    async def grant(self, request: int, *, asked: int) -> None:
+        """Grant the lock to a request, for which the service has now been asked so often as all requests together."""
+        await until(lambda: len(self.asked) == asked, what=f"{asked} questions")
+        self.asked[-1].set_result(Grant(f"a#{asked}", (10 * asked,)))
+        assert (await asyncio.wait_for(self.requests[request], PATIENCE)).lease.tokens == (10 * asked,)
+
+    def leave(self, request: int, how: str) -> None:
+        """Let the client hang up (gone), or end the request (cancelled)."""
+        if how == "gone":
+            self.gone[request].set_result(None)
+        else:
+            self.requests[request].cancel()
+
+
+@pytest.mark.parametrize("end", ["granted", "gone", "cancelled", "away"])
+async def test_when_the_first_in_line_is_through_the_next_one_asks(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(3)
+        if end == "granted":
+            await line.grant(0, asked=1)
+        elif end == "away":
+            line.asked[0].set_exception(SourceUnavailableError("it is away"))
+            with pytest.raises(SourceUnavailableError):
+                await line.requests[0]
+        else:
+            line.leave(0, end)
+            await asyncio.wait(line.requests[:1])
+            assert line.asked[0].cancelled(), "the service is asked no longer, and gives back what it has granted"
+        await line.grant(1, asked=2)
+        await line.grant(2, asked=3)
+
+
+@pytest.mark.parametrize("how", ["gone", "cancelled"])
+@pytest.mark.parametrize("turn", [False, True], ids=["asleep", "as_its_turn_comes"])
+async def test_who_leaves_the_line_takes_no_turn_along(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, how: str, turn: bool
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(3)
+        if turn:
+            line.requests[0].add_done_callback(lambda _: line.leave(1, how))
+        else:
+            line.leave(1, how)
+            await asyncio.wait(line.requests[1:2])
+        await line.grant(0, asked=1)
+        await line.grant(2, asked=2)
+        assert line.requests[1].cancelled() or line.requests[1].result().verdict == "held"
+
+
+async def test_a_gateway_that_stops_sends_the_line_away_while_the_first_still_claims(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+
+    async def claim(_connection: object, token: int, _repeated: bool) -> int:
+        claiming.set()
+        await go_on.wait()
+        return token
+
+    async with make() as stage:
+        first = asyncio.create_task(stage.acquire("a", claim=claim))
+        await claiming.wait()
+        line, waiting = Line(stage, monkeypatch), asyncio.create_task(stage.acquire("a"))
+        await line.looks(1)
+        stage.locks.stop()
+        ended, _ = await asyncio.wait((waiting, asyncio.create_task(stage.acquire("a"))), timeout=PATIENCE)
+        go_on.set()
+        assert (await first).verdict == "granted"
+        assert ["stopping" in str(each.exception()) for each in ended] == [True, True]
+
+
+async def test_whose_time_is_up_in_line_learns_who_has_the_lock_by_one_question(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, questions, answer = ManualClock(), list[str](), asyncio.Event()
+
+    async def inspect(lock: str) -> Holder:
+        questions.append(lock)
+        await answer.wait()
+        return Holder("other", 70)
+
+    async with make(replace(NEVER_OLD, clock=clock)) as stage:
+        line, stage.service.inspect = Line(stage, monkeypatch), inspect
+        await line.fill(3)
+        async with clock.running():
+            await line.looks(5)  # the holder may have been one of them, sent twice
+        answer.set()
+        for each in line.requests[1:]:
+            held = await asyncio.wait_for(each, PATIENCE)
+            assert (held.verdict, held.owner, held.due_ms) == ("held", "other", 70)
+        assert questions == ["a"]
+        line.asked[0].set_result(Holder())
+        assert (await line.requests[0]).verdict == "held"
+
+
+async def test_a_repeated_request_does_not_wait_behind_those_in_line(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make(NEVER_OLD) as stage:
+        granted, secret = await stage.acquire("a"), stage.secret
+        line = Line(stage, monkeypatch)
+        await line.fill(2)
+        again = await asyncio.wait_for(stage.acquire("a", secret=secret), PATIENCE)
+        assert (again.verdict, again.lease.id) == ("repeated", granted.lease.id)
+        await line.grant(0, asked=1)
+        await line.grant(1, asked=2)
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_who_does_not_wait_overtakes_those_in_line_only_where_the_service_has_no_order(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    async with make(NEVER_OLD, capabilities=Capabilities("source", fair=fair, verifies=True)) as stage:
+        line = Line(stage, monkeypatch)
+        await line.fill(2)
+        wanted = LockRequest(("a",), "at once", "me", 20_000)
+        line.requests.append(asyncio.create_task(stage.locks.take(wanted, None, line.gone[0])))
+        if fair:
+            assert (await asyncio.wait_for(line.requests[2], PATIENCE)).verdict == "held"
+            assert len(line.asked) == 1
+        else:
+            await line.grant(2, asked=2)

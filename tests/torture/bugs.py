@@ -489,6 +489,11 @@ OF_KEYS: Final = [
 
 ACQUIRE: Final = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
 RELEASE: Final = "fencepost.release(bigint, bytea, uuid)"
+OF_BATCH: Final = Line(
+    "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[])",
+    "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED", "WHERE k.name = p_names[i]",
+)  # fmt: skip
+"""A batch of grants locks its lock rows before each of them does."""
 EXTEND: Final = "fencepost.extend(bigint, bytea, integer, integer)"
 
 _ONE: Final = "drawn := ARRAY[nextval('fencepost.tokens')];"
@@ -499,12 +504,14 @@ OF_LOCKS: Final = [
         Line(ACQUIRE, _ONE, "NULL;"),
         Line(ACQUIRE, _MANY, "NULL;"),
         Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP", f"  {_MANY}\n  FOREACH n IN ARRAY wanted LOOP"),
+        OF_BATCH,
     )),
     Planted("sessions keep tokens in reserve", "mutex", LOCKS,
             statements=("ALTER SEQUENCE fencepost.tokens CACHE 20",)),
     Planted("a grant does not lock the lock's row", "mutex", LOCKS, (
         Line(ACQUIRE, "WHERE k.name = n FOR UPDATE;", "WHERE k.name = n;"),
         Line(ACQUIRE, "ORDER BY x.lease_id FOR UPDATE;", "ORDER BY x.lease_id;"),
+        OF_BATCH,
     )),
     Planted("a lease that has ended mints", "mutex", LOCKS, (
         Line(EXTEND, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()", ""),

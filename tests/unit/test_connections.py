@@ -461,6 +461,7 @@ CALLS = {
     "for_leases": {"postgres/database.py"},  # for_grants, which is lent like it
     "for_grants": set(),
     "batch_connection": {"gateway/group_commit.py"},
+    "lease_connection": {"gateway/group_commit.py"},
     "require_replicated": {"postgres/database.py", "gateway/group_commit.py"},
     "connect": {
         "postgres/connection.py",  # of the pools, and checks before the start

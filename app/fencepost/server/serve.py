@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Seals
-from fencepost.server.gateway.group_commit import GroupCommit
+from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.gateway.results import Results
 from fencepost.server.health import Health
@@ -33,7 +33,7 @@ from fencepost.server.http.data import Running
 from fencepost.server.http.edge import Sites, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
 from fencepost.server.http.system import Readiness, ShownHealth
-from fencepost.server.locks.builtin import PostgresLocks, Queue
+from fencepost.server.locks.builtin import Queue
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe import logs
@@ -289,7 +289,7 @@ async def _opened(
             yield replace(gateway, sources=sources, queues=queues, default_queue=settings.default_queue)
     finally:
         gateway.database.end_after(stopping.left())
-        await gateway.locks.queue.close()
+        await gateway.locks.close()
         await gateway.catalog.close()
         await gateway.group.close()
         await gateway.reads.close()
@@ -319,14 +319,16 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
-    locks = PostgresLocks(database, queue, leases)
-    group = GroupCommit(
+    made = partial(
+        GroupCommit,
         database,
         most_waiting=settings.max_waiting,
         wait_at_most=settings.pool_timeout,
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
         times=times,
     )
+    group, of_leases = made(), made(leases=True)
+    locks = BatchedLocks(database, queue, leases, of_leases)
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     return Gateway(
         database,

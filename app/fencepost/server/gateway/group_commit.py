@@ -51,9 +51,19 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
+from fencepost.server.locks.builtin import PostgresLocks, Queue
+from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.connection import Key, Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.leases import (
+    Acquired,
+    LockRequest,
+    Release,
+    Withdrawn,
+    release_each,
+    try_each,
+)
 from fencepost.server.postgres.pool import most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
@@ -337,12 +347,14 @@ class GroupCommit:
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
         reads: bool = False,
+        leases: bool = False,
         times: Times = TIMES,
     ) -> None:
         """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may.
         `reads`: batches are of reads, on connections that are for reads, which wait for locks as long as others.
+        `leases`: they are of grants and releases, on connections for leases, for which no write waits.
         """
-        self._database, self._reads = database, reads
+        self._database, self._reads, self._leases = database, reads, leases
         self._unsent = "it was not read" if self._reads else "nothing was written"
         self._on_setup_error = on_setup_error
         self._times, self._clock = times.batches, times.clock
@@ -493,7 +505,7 @@ class GroupCommit:
     def _lend(self, queue: BatchQueue[Any, Any]) -> AbstractAsyncContextManager[Session]:
         if self._reads:
             return self._database.for_reads(caller=queue.caller, whose=self._whose_turn(queue), counted=False)
-        return self._database.batch_connection(queue.caller)
+        return self._database.lease_connection() if self._leases else self._database.batch_connection(queue.caller)
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection for reads left, of those that wait first; if nobody has, whoever is first. Else a
@@ -606,3 +618,47 @@ def _set_answers(batch: "list[Waiting[Any, Any]]", answer: Alone | Broken) -> No
     for waiting in batch:
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
+
+
+# Leases of the built-in source, in batches.
+
+
+class BatchedLocks(PostgresLocks):
+    """The built-in source, where grants of one lock each without claims share transactions, and so do releases. No
+    batch waits for what another transaction has locked: whom that concerns is answered by a transaction of its own.
+    """
+
+    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits, group: GroupCommit) -> None:
+        super().__init__(database, queue, limits)
+        self._group = group
+        self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
+        self._releases = BatchQueue[Release, bool](self._release_each)
+
+    async def _try_with_others(self, wanted: LockRequest) -> Acquired | None:
+        try:
+            taken = await self._group.write(self._grants, wanted, wanted.names, 0)
+        except UnavailableError:
+            if wanted.wait_ms:
+                return None  # it may wait
+            raise
+        if isinstance(taken, Withdrawn):
+            raise taken
+        return None if isinstance(taken, Alone | Broken) else taken
+
+    async def release(self, lease_id: int, secret_hash: bytes) -> bool:
+        released = await self._group.write(self._releases, Release(lease_id, secret_hash), (), 0)
+        return await super().release(lease_id, secret_hash) if isinstance(released, Alone | Broken) else released
+
+    async def close(self) -> None:
+        await super().close()
+        await self._group.close()
+
+    async def _release_each(self, connection: Session, batch: Sequence[Release]) -> list[bool | Alone]:
+        released = await release_each(connection, batch, self.queue.gateway)
+        for _busy, woken in released:  # here, and not by who asked: that one may have gone
+            self.queue.wake(woken or ())
+        return [HELD if busy else woken is not None for busy, woken in released]
+
+
+async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
+    return [HELD if taken is None else taken for taken in await try_each(connection, batch)]

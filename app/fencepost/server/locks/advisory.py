@@ -489,7 +489,8 @@ class AdvisorySource:
         if len(self._holds) + self._beginning >= self._settings.sessions:
             raise SourceUnavailableError(
                 f"this process has all of its {self._settings.sessions} sessions in use at"
-                f" {self._settings.server}, one for each hold and waiter: try later, or raise ?sessions="
+                f" {self._settings.server}, one for each hold and each lock that is waited for: try later, or raise"
+                " ?sessions="
             )
         self._beginning += 1
         try:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from typing import Final, TypeVar
 from uuid import UUID, uuid4
@@ -66,6 +67,8 @@ class Visit:
         self.woken = asyncio.Event()
         self.in_doubt = False
         """Whether an answer got lost, so that PostgreSQL may still be at work on an earlier try."""
+        self.has_left = False
+        """Whether its last try took it out of the queue."""
         self._timer: Timer | None = None
 
     def wake_in(self, seconds: float) -> None:
@@ -107,9 +110,16 @@ class Queue:
         self._beating: asyncio.Task[None] | None = None
         self._registered = False
         self._left: dict[UUID, int] = {}
+        self._departing: set[UUID] = set()
+        self._strays: set[UUID] = set()
         self._leaving = asyncio.Lock()
         self._last = 0.0
         self.stopping = False
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether anybody waits for a lock at this gateway, or the gateway stops, so that nobody may."""
+        return bool(self._visits) or self.stopping
 
     async def arrive(self) -> Visit:
         """Let a request in. UnavailableError when the database cannot be reached."""
@@ -124,7 +134,8 @@ class Queue:
             del self._visits[visit.id]
             raise
         if self._beating is None:
-            self._beating = asyncio.create_task(self._beat_on())
+            # In no request's name: whose waiters have all connections that one may have would keep all from beating.
+            self._beating = asyncio.create_task(self._beat_on(), context=Context())
         return visit
 
     async def depart(self, visit: Visit, *, queued: bool, keep: bool) -> None:
@@ -135,11 +146,14 @@ class Queue:
         if visit.in_doubt and not keep:
             self._left[visit.id] = LEAVING_REPEATS
         if queued:
+            self._departing.add(visit.id)
             try:
                 await self._leave(visit.id, int(self.times.queue.keep_place * 1000) if keep else 0)
             except StorageError as error:
                 self._left[visit.id] = LEAVING_REPEATS
                 self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")
+            finally:
+                self._departing.discard(visit.id)
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
         # One at a time: when a thousand leave at once, renewals find a connection all the same.
@@ -190,6 +204,11 @@ class Queue:
             self._left[visit_id] -= 1
             if not self._left[visit_id]:
                 del self._left[visit_id]
+        # A crash of PostgreSQL may bring the place of one back that had left.
+        strays = {visit_id for visit_id, _ in due} - self._visits.keys() - self._departing
+        for visit_id in strays & self._strays:  # twice: the statement may be older than the departure
+            self._left[visit_id] = 1
+        self._strays = strays
         for visit_id, due_ms in due:
             if (visit := self._visits.get(visit_id)) is not None:
                 if due_ms > 0:
@@ -236,6 +255,10 @@ class PostgresLocks(Leases):
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
+    async def close(self) -> None:
+        """End what runs beside requests."""
+        await self.queue.close()
+
     async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
 
@@ -243,23 +266,35 @@ class PostgresLocks(Leases):
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
+        arrived = self.queue.times.clock.monotonic()
+        simple = len(wanted.names) == 1 and not (wanted.claims or wanted.writes)
+        # Who would wait where others wait already most likely must, and asks for that at once.
+        if simple and not (wanted.wait_ms and self.queue.has_waiters):
+            tried = await self._try_with_others(wanted)
+            if tried is not None and not (wanted.wait_ms and isinstance(tried, Held)):
+                return tried
         if wanted.wait_ms == 0:
             return await self._take_or_queue(wanted, claim, None, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
-            taken = await self._wait_in_queue(wanted, claim, visit, gone)
-            queued = taken.verdict != "granted"
+            taken = await self._wait_in_queue(wanted, claim, visit, gone, arrived)
+            queued = taken.verdict != "granted" and not visit.has_left
             return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
+    async def _try_with_others(self, _wanted: LockRequest) -> Acquired | None:
+        """Try once for one lock without claims, in a transaction that others of the same moment share. None: nothing is
+        decided, as it always is here; see BatchedLocks (gateway/group_commit.py).
+        """
+        return None
+
     async def _wait_in_queue(
-        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]"
+        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]", arrived: float
     ) -> Acquired:
         clock, pause = self.queue.times.clock, self.queue.times.queue.pause
-        arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
         while True:
             began = clock.monotonic()
@@ -281,6 +316,7 @@ class PostgresLocks(Leases):
             if isinstance(taken, Granted):
                 return replace(taken, waited_ms=int((began - arrived) * 1000))
             if taken.verdict != "queued" or left_ms == 0 or gone.done():
+                visit.has_left = taken.verdict == "held" and not taken.busy
                 return taken
             if self.queue.stopping:
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
@@ -301,7 +337,7 @@ class PostgresLocks(Leases):
             try:
                 return await run_write(self._database.for_grants, take)
             except _Busy:
-                return Held(verdict="queued" if wait_ms else "held", lock=wanted.names[0], due_ms=1000)
+                return Held(verdict="queued" if wait_ms else "held", lock=wanted.names[0], due_ms=1000, busy=True)
             except OutcomeUnknownError:
                 if visit is not None:
                     visit.in_doubt = True

@@ -1,6 +1,7 @@
-"""The Protocol of leases over any lock service, and releases that nobody waits for."""
+"""The Protocol of leases over any lock service, the lines of those who wait, and releases that nobody waits for."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from fencepost.server.fence.token import Token
 from fencepost.server.locks.source import Grant, SourceError
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease
+from fencepost.server.times import Clock
 
 # The Protocol of a token source's leases, and what its calls take and give. The gateway knows a source by this only.
 #
@@ -84,6 +86,76 @@ class Leases(Protocol):
     async def sweep(self, keep_seconds: float) -> None:
         """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
         ...
+
+
+# Requests of this process that wait for a lock of a service, first come first.
+#
+# 1. The first in line has the turn. It asks the service, and has this process's one place in the service's own queue.
+#    It keeps the turn until its request is answered or given up, so that a try that came to nothing is followed by its
+#    own next one.
+# 2. Whoever leaves, for whatever reason, is taken out of the line, and the one that is first then is given the turn.
+#    So there is no moment at which requests stand in line and none of them has the turn, or is about to.
+# 3. Who is not first sleeps: it holds no connection, asks nobody, and its departure changes the line and nothing else.
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """The place of one request in the line for `lock`. `turn` is done when it has the turn, or may wait no longer."""
+
+    lock: str
+    turn: "asyncio.Future[None]"
+
+
+class Lines:
+    """The lines of one process for the locks of one source."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._of: dict[str, OrderedDict[Place, None]] = {}
+
+    def has(self, lock: str) -> bool:
+        """Whether there is a line for the lock."""
+        return lock in self._of
+
+    def join(self, lock: str) -> Place:
+        """Take the last place. The caller leaves it, whatever happens."""
+        place = Place(lock, asyncio.get_running_loop().create_future())
+        self._of.setdefault(lock, OrderedDict())[place] = None
+        self._give_turn(lock)
+        return place
+
+    def leave(self, place: Place) -> None:
+        line = self._of[place.lock]
+        del line[place]
+        if line:
+            self._give_turn(place.lock)
+        else:
+            del self._of[place.lock]
+
+    def has_turn(self, place: Place) -> bool:
+        return next(iter(self._of[place.lock])) is place
+
+    async def wait(self, place: Place, seconds: float, gone: "asyncio.Future[None]") -> None:
+        """Sleep until the place has the turn, so many seconds are over, `gone` is done, or all are sent away."""
+        timer = self._clock.call_later(seconds, lambda: _wake(place))
+        try:
+            await asyncio.wait((place.turn, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+    def send_away(self) -> None:
+        """Wake all: the process stops."""
+        for line in self._of.values():
+            for place in line:
+                _wake(place)
+
+    def _give_turn(self, lock: str) -> None:
+        _wake(next(iter(self._of[lock])))
+
+
+def _wake(place: Place) -> None:
+    if not place.turn.done():
+        place.turn.set_result(None)
 
 
 # What a request leaves behind that is cancelled, fails or gets no answer, and who gives it back.

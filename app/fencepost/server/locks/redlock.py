@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from fencepost.server.locks import redis
 from fencepost.server.locks.leases import ServiceReleases
-from fencepost.server.locks.redis import RedisNode, advice, holder, server_info, unique_value
+from fencepost.server.locks.redis import Pauses, RedisNode, advice, holder, server_info, unique_value
 from fencepost.server.locks.source import (
     Capabilities,
     Grant,
@@ -86,6 +86,7 @@ class RedlockSource:
         self._prefix = where[redis.PREFIX]
         self._nodes = [RedisNode(where, host, timeout_ms / 1000) for host in where.hosts]
         self._pending = ServiceReleases()
+        self._pauses = Pauses()
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed."""
@@ -110,7 +111,7 @@ class RedlockSource:
                 if isinstance(answer, Grant) or loop.time() >= deadline:
                     return answer
             pause = random.uniform(0, LONGEST_PAUSE)  # noqa: S311 - only spreads rivals
-            await asyncio.sleep(max(min(pause, deadline - loop.time()), 0))
+            await self._pauses.pause(lock, max(min(pause, deadline - loop.time()), 0))
 
     async def _try(self, lock: str, value: str, ttl_ms: int) -> Grant | Holder:
         about = self._about(lock)
@@ -156,6 +157,7 @@ class RedlockSource:
         """Delete the lock at all nodes. Raises SourceUnavailableError when fewer than a majority answered."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(redis.RELEASE, (self._key(lock),), handle, about=about))
+        self._pauses.end(lock)
         if (error := poll.most_cannot(about)) is not None:
             raise error
 

@@ -10,6 +10,9 @@ waited counts too. For a source without numbers of its own, tokens are drawn her
 the lock is still held: if so, it was held when they were drawn.
 
 A crash between two steps leaves a hold whose handle no process knows. It expires.
+
+Of the requests at one process that wait for a lock, the first asks the source; the others stand in line behind it,
+and cost the service nothing.
 """
 
 import asyncio
@@ -19,8 +22,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
+from fencepost.server.fence.caller import ASKING
 from fencepost.server.fence.token import GENERATION_BITS, Token
-from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, ServiceReleases
+from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Lines, Overtaken, Place, ServiceReleases
 from fencepost.server.locks.source import (
     MOST_NATIVE,
     REQUEST_TIMEOUT,
@@ -51,12 +55,15 @@ from fencepost.server.postgres.leases import (
     LostLease,
     Mismatch,
 )
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
 
 # How a grant of a source becomes tokens, and a record of it, in the order above.
 
 T = TypeVar("T")
+
+STOPPING: Final = "this gateway is stopping"
 
 
 class Grants:
@@ -136,7 +143,7 @@ class Grants:
             await asyncio.wait((asking,))
         if asking.cancelled():
             if not gone.done():
-                raise UnavailableError("this gateway is stopping")
+                raise UnavailableError(STOPPING)
             return Holder()
         return asking.result()
 
@@ -363,6 +370,10 @@ class SourceLocks(Leases):
         self._database = database
         self._grants = Grants(name, source, database, failed, quarantined, times)
         self._watch = HoldWatch(source, self._grants.ask, failed, times)
+        self._lines = Lines(times.clock)
+        self._inspecting: dict[str, asyncio.Task[Holder | None]] = {}
+        # When a thousand come or leave at once, renewals find a connection all the same.
+        self._looks = Limiter(2, 2, times.queue.slot_within, "look for the lease of a request that waits")
 
     async def open(self) -> None:
         """Register the source, and get it ready. The service need not be there, nor need the database take writes: then
@@ -399,6 +410,7 @@ class SourceLocks(Leases):
     def stop(self) -> None:
         """Send all away who wait for a lock, and those who come to wait."""
         self._grants.stopping.set()
+        self._lines.send_away()
 
     async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
@@ -408,6 +420,52 @@ class SourceLocks(Leases):
         if not self._registered:
             await self._register()
         began = self._grants.clock.monotonic()
+        (lock,) = wanted.names
+        overtakes = not wanted.wait_ms and not (self.source.capabilities.fair and self._lines.has(lock))
+        if overtakes:
+            return await self._take(wanted, claim, gone, began)
+        place = self._lines.join(lock)
+        try:
+            if not self._lines.has_turn(place) and (held := await self._stand_in_line(wanted, place, gone, began)):
+                return held
+            return await self._take(wanted, claim, gone, began)
+        finally:
+            self._lines.leave(place)
+
+    async def _stand_in_line(
+        self, wanted: LockRequest, place: Place, gone: "asyncio.Future[None]", began: float
+    ) -> Held | None:
+        """Wait for the turn; None: it came, or the secret has a lease. UnavailableError: the gateway stops."""
+        if await self._is_known(wanted):
+            return None
+        left = began + wanted.wait_ms / 1000 - self._grants.clock.monotonic()
+        if not self._grants.stopping.is_set():
+            await self._lines.wait(place, left, gone)
+        if gone.done():  # nobody is left to be answered
+            return Held(verdict="held", lock=place.lock)
+        if self._grants.stopping.is_set():
+            raise UnavailableError(STOPPING)
+        if self._lines.has_turn(place) or await self._is_known(wanted):  # the holder may be this request, sent twice
+            return None
+        holder = await self._inspect(place.lock)
+        return Held(verdict="held", lock=place.lock, owner=holder.owner, due_ms=holder.expires_ms)
+
+    async def _is_known(self, wanted: LockRequest) -> bool:
+        """Whether the secret has a lease. Raises Withdrawn."""
+        async with self._looks.place(ASKING.get()):
+            return (await self._look_up(wanted))[1] is not None
+
+    async def _inspect(self, lock: str) -> Holder:
+        """Ask the service who has a lock: one question for all whose time is up together."""
+        if lock not in self._inspecting:
+            self._inspecting[lock] = self._grants.pending.begin(self.source.inspect(lock))
+            self._inspecting[lock].add_done_callback(lambda _asked: self._inspecting.pop(lock))
+        return await asyncio.shield(self._inspecting[lock]) or Holder()
+
+    async def _take(
+        self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]", began: float
+    ) -> Acquired:
+        """Try until a grant is good, and that is mostly once."""
         for _ in range(VOID_TRIES):
             taken = await self._take_once(wanted, claim, gone, began)
             if taken is not None:

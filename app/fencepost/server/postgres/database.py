@@ -451,6 +451,10 @@ class Database:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""
         return self._lend(self._batch_pool, caller, writing=True)
 
+    def lease_connection(self) -> AbstractAsyncContextManager[Session]:
+        """Lend one of those for leases, for batches of grants or of releases."""
+        return self._lend(self._lease_pool, EVERYBODY, writing=True)
+
     @asynccontextmanager
     async def spare(self) -> AsyncIterator[Session]:
         """Lend a connection for a question about the database itself. It does not wait for requests: while they have

@@ -130,7 +130,8 @@ class Granted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A lock is another's lease; without a `lease_id` it is free, and others wait for it. queued: the caller has a
-    place among them. `due_ms`: until the lease expires. `first`: no one waits before the caller.
+    place among them. `due_ms`: until the lease expires. `first`: no one waits before the caller. `busy`: another grant
+    was under way, and so the caller's place is as it was.
     """
 
     verdict: Literal["held", "queued"]
@@ -142,6 +143,7 @@ class Held:
     due_ms: int | None = None
     first: bool = False
     waiting: int = 0
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +192,17 @@ def iso(expression: str) -> str:
     return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
 
 
-_ACQUIRE = (
-    f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
-    " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_ACQUIRED = (
+    f"verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
+    " lock, due_ms, first, waiting"
+)
+_ACQUIRE = f"SELECT {_ACQUIRED} FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_ACQUIRE_EACH = (
+    f"SELECT {_ACQUIRED}, busy FROM fencepost.acquire_each($1, $2, $3, $4, $5) WITH ORDINALITY AS e(busy, acquired, o),"
+    " LATERAL (SELECT (e.acquired).*) AS a ORDER BY o"
+)
+_RELEASE_EACH = (
+    "SELECT busy, woken FROM fencepost.release_each($1, $2, $3) WITH ORDINALITY AS e(busy, woken, o) ORDER BY o"
 )
 _LEASE = f"lease_id, names, owner, claims, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, remaining_ms, writes"
 _EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
@@ -226,6 +236,29 @@ async def try_locks(
     )
     if row is None:
         raise RuntimeError("fencepost.acquire gave no row")
+    return _acquired(row, wanted)
+
+
+async def try_each(connection: Connection, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | None]:
+    """Try for the one lock of each request, without claims and waits, in one transaction; None: it is busy. They are
+    sorted by the names of their locks.
+    """
+    rows = await connection.fetch(
+        _ACQUIRE_EACH,
+        [wanted.names[0] for wanted in batch],
+        [wanted.secret_hash for wanted in batch],
+        [wanted.owner for wanted in batch],
+        [wanted.ttl_ms for wanted in batch],
+        [wanted.tokens for wanted in batch],
+    )
+    return [None if row["busy"] else _or_withdrawn(row, wanted) for row, wanted in zip(rows, batch, strict=True)]
+
+
+def _or_withdrawn(row: asyncpg.Record, wanted: LockRequest) -> Acquired | Withdrawn:
+    return Withdrawn() if row["verdict"] == "withdrawn" else _acquired(row, wanted)
+
+
+def _acquired(row: asyncpg.Record, wanted: LockRequest) -> Acquired:
     match row["verdict"]:
         case "withdrawn":
             raise Withdrawn
@@ -273,6 +306,23 @@ async def release(connection: Connection, lease_id: int, secret_hash: bytes, gat
         "SELECT fencepost.release($1, $2, $3)", lease_id, secret_hash, gateway
     )
     return woken
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The end of a lease that its holder asks for, as whom `secret_hash` shows it."""
+
+    lease_id: int
+    secret_hash: bytes
+
+
+async def release_each(
+    connection: Connection, batch: Sequence[Release], gateway: UUID
+) -> list[tuple[bool, list[UUID] | None]]:
+    """Release many leases in one transaction. Of each: whether it is busy, and stays; else what `release` gives."""
+    numbers, hashes = [each.lease_id for each in batch], [each.secret_hash for each in batch]
+    rows = await connection.fetch(_RELEASE_EACH, numbers, hashes, gateway)
+    return [(row["busy"], row["woken"]) for row in rows]
 
 
 async def inspect(connection: Connection, lease_id: int) -> LeaseRow | None:
