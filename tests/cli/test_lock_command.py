@@ -140,9 +140,7 @@ async def test_verbose_names_who_holds_it_and_what_was_acquired(
     assert await locks(http) == []
 
 
-async def test_a_signal_ends_the_wait_and_leaves_the_queue(
-    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_a_signal_ends_the_wait_and_the_place(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
     lock("a", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     waiting = lock("a", "touch", "ran")

@@ -56,7 +56,7 @@ async def test_a_key_that_ends_in_the_middle_is_a_warning_at_once_and_a_loss_tha
     assert key not in caplog.text
 
 
-async def test_an_observer_of_an_election_is_refused_when_its_key_was_revoked(
+async def test_an_observer_of_an_election_is_refused_when_its_key_is_revoked(
     gateway_url: str, owner: Connection
 ) -> None:
     key_id, key = await api_keys.create(owner, FOR_ALL)

@@ -130,9 +130,7 @@ async def test_a_counter_of_another_type_is_named(bench: RedisBench, source: Sou
     assert await free(source)
 
 
-async def test_sources_with_other_prefixes_have_locks_and_tokens_of_their_own(
-    bench: RedisBench, source_of: Opened
-) -> None:
+async def test_other_prefixes_have_locks_and_tokens_of_their_own(bench: RedisBench, source_of: Opened) -> None:
     one, two = source_of(bench.url), source_of(f"{bench.url}?prefix=other%3A")
     for source in (one, two):
         assert not await source.issued(1)

@@ -204,9 +204,7 @@ async def test_a_release_that_could_not_be_sent_is_sent_later(
         assert await granted(await open_source(), lock)
 
 
-async def test_a_mint_whose_answer_was_lost_is_drawn_again(
-    zookeeper: ZooKeeperBench, open_source: Open, lock: str
-) -> None:
+async def test_a_mint_without_an_answer_is_drawn_again(zookeeper: ZooKeeperBench, open_source: Open, lock: str) -> None:
     async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
         source = await open_source(url)
         grant = await granted(source, lock)

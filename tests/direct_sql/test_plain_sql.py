@@ -275,9 +275,7 @@ async def test_a_savepoint_gives_its_token_back_and_can_be_tried_again(session_r
 
 
 @BOTH_RULES
-async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_gets_no_newer(
-    session_race: Race,
-) -> None:
+async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_gets_no_newer(session_race: Race) -> None:
 
     async def as_it_is(_connection: object) -> None:
         """Like a pooler in transaction mode: the next one finds the session as it was left."""

@@ -381,7 +381,7 @@ async def test_a_line_is_judged_by_its_own_token_and_not_by_that_of_a_filtered_d
 @pytest.mark.parametrize(
     "made", [{"method": "PUT", "path": f"orders/{A}"}, {"method": "POST", "path": "orders"}], ids=["PUT", "POST"]
 )
-async def test_a_row_is_deleted_and_made_anew_under_one_token(
+async def test_a_row_is_deleted_and_made_anew_by_one_token(
     atomic_http: httpx.AsyncClient, made: dict[str, Any]
 ) -> None:
     anew = {**made, "token": 2001, "body": {"order_id": A, "status": "new"}}
@@ -582,9 +582,7 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
         assert [verdict["status"] for verdict in again] == [200, 200, 200, 204, 200]
 
 
-async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
-    demo_database: str, start_gateway: Start
-) -> None:
+async def test_a_look_at_the_tables_is_none_of_those_that_wait(demo_database: str, start_gateway: Start) -> None:
     limits = {"pool_size": 1, "max_waiting": 3, "pool_timeout": 60, "lock_timeout": 60}
     url = await start_gateway(demo_database, **limits, consume_here=False)  # its consumer would wait, too
     async with (

@@ -227,9 +227,7 @@ async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_e
     await expect(block.locator(STATUS)).to_have_count(0)
 
 
-async def test_what_the_page_can_send_as_it_stands_is_right(
-    page: Page, demo_database: str, start_gateway: Start
-) -> None:
+async def test_what_the_page_sends_as_it_stands_is_right(page: Page, demo_database: str, start_gateway: Start) -> None:
     """Every "Execute" of a fresh demo: done, or refused for what the rows and the fence are by then. It is never the
     request that is wrong: a parameter without its name or its example, a body that is none.
     """
@@ -323,9 +321,7 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
 # The report of a torture run in a real browser, with the network switched off.
 
 
-async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_the_rest(
-    tmp_path: Path,
-) -> None:
+async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_the_rest(tmp_path: Path) -> None:
     history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")
     write_report(history, check(read(history)), tmp_path / "report.html")
     report = (tmp_path / "report.html").as_uri()

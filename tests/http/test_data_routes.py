@@ -726,9 +726,7 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
 
 
-async def test_a_code_of_the_log_leads_to_its_page_and_a_wrong_path_to_what_was_meant(
-    http: httpx.AsyncClient,
-) -> None:
+async def test_a_code_of_the_log_leads_to_its_page_and_a_wrong_path_to_what_was_meant(http: httpx.AsyncClient) -> None:
     for path, where in (
         ("FP001", "stale-token"), ("fp018", "unissued-token"), ("23505", "constraint-violation"),
         ("57P01", "database-refused"), ("", "../problems"),

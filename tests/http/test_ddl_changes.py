@@ -139,9 +139,7 @@ async def test_a_batch_that_lands_as_a_whole_meets_a_table_that_has_changed(scen
 
 
 @pytest.mark.parametrize(("method", "body"), [("PATCH", {"v": "x"}), ("DELETE", None)])
-async def test_if_match_meets_a_table_whose_mark_is_no_version_any_more(
-    scene: Scene, method: str, body: object
-) -> None:
+async def test_if_match_meets_a_table_whose_mark_is_no_version_now(scene: Scene, method: str, body: object) -> None:
     tag = (await scene.api.ask("GET", "data/t/1")).headers["etag"]
     await protect(scene.owner, "t", rule="epoch")
     answer = await scene.api.ask(method, "data/t/1", body, token=50, headers={"If-Match": tag})

@@ -513,9 +513,7 @@ def client_at(address: str, url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False, transport=transport)
 
 
-async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
-    demo_database: str, start_gateway: Start
-) -> None:
+async def test_a_lease_lives_while_others_hold_all_connections(demo_database: str, start_gateway: Start) -> None:
     await run_on(demo_database, SLOW)
     settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
@@ -559,9 +557,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         assert {(await each).status_code for each in asked} == {200}
 
 
-async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
-    demo_database: str, start_gateway: Start
-) -> None:
+async def test_a_read_without_a_connection_says_whose_the_others_are(demo_database: str, start_gateway: Start) -> None:
     await run_on(demo_database, SLOW)
     url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=2)
     async with connection_to(demo_database) as operator, client_at("127.0.0.1", url) as client:
@@ -663,9 +659,7 @@ async def test_renewals_of_one_caller_leave_connections_to_those_of_others(held:
     assert await held.while_waiting(lambda: renew(held.one), 5, lambda: renew(held.other)) == [200, 200]
 
 
-async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
-    demo_database: str, start_gateway: Start
-) -> None:
+async def test_a_batch_that_lands_whole_has_the_time_of_one_statement(demo_database: str, start_gateway: Start) -> None:
     await run_on(
         demo_database,
         "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';"
@@ -687,9 +681,7 @@ async def waiting(client: httpx.AsyncClient) -> int:
     return sum(int(float(line.split()[1])) for line in lines if line.startswith("fencepost_lock_waiters "))
 
 
-async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
-    demo_database: str, start_gateway: Start
-) -> None:
+async def test_waiters_and_streams_of_a_caller_leave_room_for_others(demo_database: str, start_gateway: Start) -> None:
     limits = {"max_waiters_per_caller": 1, "max_watchers_per_caller": 1, "max_waiters": 2}
     url = await start_gateway(demo_database, **limits)
     clients = (client_at(f"127.0.0.{n}", url) for n in (1, 2, 3))

@@ -54,7 +54,7 @@ async def test_the_story_in_a_page_is_true(
     await take(steps, tmp_path, await start_gateway(demo_database, demo=True), tmp_path / "url")
 
 
-async def test_the_story_of_sources_is_true_with_a_redis(
+async def test_the_story_of_sources_is_true_with_redis(
     demo_database: str, start_gateway: Start, tmp_path: Path
 ) -> None:
     steps = story("docs/sources.md")

@@ -246,9 +246,7 @@ async def test_it_needs_the_migrations_transaction(project: Project) -> None:
 
 
 @BOTH
-async def test_the_migrations_role_is_a_member_of_the_schemas_owner(
-    project: Project, db: Connection, database: str
-) -> None:
+async def test_the_migrations_role_is_a_member_of_the_owner(project: Project, db: Connection, database: str) -> None:
     await db.execute("CREATE ROLE migrator LOGIN PASSWORD 'secret'; GRANT CREATE ON SCHEMA public TO migrator")
     try:
         ini = project.directory / "alembic.ini"

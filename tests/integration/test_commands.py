@@ -626,9 +626,7 @@ async def test_letters_that_are_of_no_partition_have_their_number_only(connect: 
     }
 
 
-async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(
-    queue_owner: asyncpg.Connection,
-) -> None:
+async def test_what_an_older_generation_knew_is_forgotten_and_its_counts_stay(queue_owner: asyncpg.Connection) -> None:
     await queue_owner.execute("SELECT fencepost.source_raise($1, 'test', 0)", KAFKA)
     await queues.note(queue_owner, KAFKA, 0, [PartitionProgress(0, 8, 1.0, applied=1)])
     [queue] = await queues.known(queue_owner)
@@ -637,9 +635,7 @@ async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(
     assert queue.partitions[0].applied == 7
 
 
-async def test_a_row_that_stays_locked_is_named(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_row_that_is_locked_is_named(connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_DATABASE_URL", database)
     owner, other = await connect(), await connect()
     await make_tables(owner)

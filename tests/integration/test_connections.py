@@ -325,9 +325,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("through", ["directly", "PgBouncer", "PgBouncer that drops in silence"])
-async def test_what_the_rules_stand_on_is_in_force_in_every_session(
-    through: str, connect: Connect, database: str
-) -> None:
+async def test_what_the_rules_stand_on_is_in_force_everywhere(through: str, connect: Connect, database: str) -> None:
     connection = await connect()
     name = await connection.fetchval("SELECT quote_ident(current_database())")
     # What the database gives to sessions that do not set them.
@@ -364,9 +362,7 @@ async def every_session_has_it(url: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "options"), [("transaction", ""), ("statement", "server_round_robin = 1\n")])
-async def test_a_pooler_that_shares_sessions_out_is_refused_at_the_start(
-    mode: str, options: str, database: str
-) -> None:
+async def test_a_pooler_that_shares_sessions_is_refused_at_the_start(mode: str, options: str, database: str) -> None:
     await load(database)
     async with pooled(database, mode, ignored=True, options=options) as url:
         with pytest.raises(StartupError, match="connection pooler in transaction or statement mode"):

@@ -127,9 +127,7 @@ async def test_names_that_were_swapped_are_mended_as_it_says(owner: Connection, 
     assert await complaints(database) == []
 
 
-async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
-    owner: Connection, database: str
-) -> None:
+async def test_what_is_amiss_in_several_tables_is_a_line_with_what_mends_each(owner: Connection, database: str) -> None:
     for table in ("t", "parts"):
         await owner.execute(f"ALTER TABLE {table} DROP CONSTRAINT fencepost_mark")
     said = "parts, t: the check fencepost_mark is gone: run `fencepost protect parts`, `fencepost protect t`"

@@ -352,7 +352,7 @@ async def test_slow_reads_of_one_caller_leave_connections_to_others(race: Race, 
 # What could keep others waiting is read alone: rows that are large, or become large, and what fails.
 
 
-async def test_large_rows_are_read_alone_and_keep_nobody_waiting(
+async def test_large_rows_are_read_alone_and_keep_no_one_waiting(
     race: Race, gateway: Gateway, sent: Statements
 ) -> None:
     await race.observer.execute("ALTER TABLE orders ALTER status SET STORAGE EXTERNAL")
@@ -478,9 +478,7 @@ async def test_reads_that_come_meanwhile_are_one_statement(gateway: Gateway, sen
     assert sent.keys == [[("k0",)], [("k1",), ("k1",), ("k2",), ("k3",), ("nowhere",)]]
 
 
-async def test_a_read_sees_what_was_acknowledged_before_it_was_asked(
-    race: Race, gateway: Gateway, sent: Statements
-) -> None:
+async def test_a_read_sees_what_was_acknowledged_before_it(race: Race, gateway: Gateway, sent: Statements) -> None:
     """Also of a row that a statement under way has read already, and when another gateway wrote it."""
     sent.stop = "after"
     old = reading(gateway, "k0")

@@ -84,9 +84,7 @@ async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Conne
         await connection.execute("DROP OWNED BY gen_gate; DROP ROLE gen_gate")
 
 
-async def test_another_origin_is_refused_at_the_next_connection_and_reported_once(
-    connect: Connect, database: str
-) -> None:
+async def test_another_origin_is_refused_at_the_next_connection_and_told_once(connect: Connect, database: str) -> None:
     """A restored dump, for example: what is stored names another system."""
     connection = await owner(connect)
     answer: list[Any] = []

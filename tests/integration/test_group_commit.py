@@ -138,9 +138,7 @@ async def test_a_refused_batch_is_halved_until_the_culprit_is_alone(stage: Stage
     assert len(stage.batches) <= 7
 
 
-async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_alone(
-    stage: Stage, connect: Connect
-) -> None:
+async def test_a_batch_that_waits_for_a_lock_gives_up_and_who_waits_goes_alone(stage: Stage, connect: Connect) -> None:
     holder = await connect()
     await holder.execute("SELECT pg_advisory_lock(1)")
 

@@ -389,9 +389,7 @@ async def test_all_locks_of_the_lease_are_free(side: Side, owner: Connection, da
         assert (await waiting).verdict == "granted"
 
 
-async def test_where_no_lease_has_the_lock_nothing_is_done_or_recorded(
-    side: Side, owner: Connection, database: str
-) -> None:
+async def test_where_no_lease_has_the_lock_nothing_is_done(side: Side, owner: Connection, database: str) -> None:
     released = granted(await side.acquire("released", secret="holder"))
     await side.locks.release(released.lease_id, hash_secret("holder"))
     await side.acquire("expired", secret="holder")

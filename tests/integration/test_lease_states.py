@@ -302,9 +302,7 @@ async def test_heartbeats_have_connections_in_no_callers_name(still: Two, monkey
     assert names == ["ann", UNKNOWN], "with the first one the waiter itself says that its gateway is there"
 
 
-async def test_a_lost_notification_is_made_good_by_the_heartbeat(
-    gateways: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_notification_is_made_good_by_a_heartbeat(gateways: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "on_notify", lambda _queue, _payload: None)
     holder = granted(await gateways.one.acquire("x", secret="holder"))
     waiting = await gateways.two.wait(gateways.observer, "x", secret="waiter")

@@ -290,9 +290,7 @@ async def test_doctor_names_whose_marks_are(fenced: tuple[OwnedDatabase, Connect
     assert f"{message}, as whom the owners of these tables may act too: orders (`migrate --owner` parts them)" in lines
 
 
-async def test_a_tables_owner_may_not_protect_without_the_schemas_role(
-    fenced: tuple[OwnedDatabase, Connection],
-) -> None:
+async def test_a_tables_owner_cannot_protect_without_the_schemas_role(fenced: tuple[OwnedDatabase, Connection]) -> None:
     owned, app = fenced
     await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
     await owned.root.execute(f"GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {owned.app}")
@@ -306,9 +304,7 @@ async def test_a_tables_owner_may_not_protect_without_the_schemas_role(
     assert await owned.foreign() == []
 
 
-async def test_functions_that_a_superuser_made_before_there_was_an_owner(
-    fenced: tuple[OwnedDatabase, Connection],
-) -> None:
+async def test_functions_that_a_superuser_made_before_the_owner(fenced: tuple[OwnedDatabase, Connection]) -> None:
     owned, app = fenced
     stem = await owned.root.fetchval("SELECT functions FROM fencepost.protected")
     await owned.root.execute(f'ALTER FUNCTION fencepost."{stem}_upd" OWNER TO CURRENT_USER')

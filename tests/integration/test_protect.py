@@ -495,9 +495,7 @@ async def test_a_deadlock_with_a_grant_is_tried_again(db: Connection, connect: C
     assert await draw(db) == HIGH + 8
 
 
-async def test_a_gateway_that_has_not_loaded_the_change_is_refused_by_the_triggers(
-    db: Connection, database: str
-) -> None:
+async def test_a_gateway_that_has_not_loaded_the_change_is_refused_by_triggers(db: Connection, database: str) -> None:
     async with open_gateway(database) as gateway:
         await protect(db, "t", source="builtin")
         stale = gateway.catalog.current.find("t")

@@ -557,9 +557,7 @@ async def test_what_comes_again_after_its_record_was_forgotten_is_no_dead_letter
     assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
 
 
-async def test_a_position_that_was_overtaken_without_a_record_is_a_dead_letter(
-    database: str, owner: Connection
-) -> None:
+async def test_a_position_overtaken_without_a_record_is_a_dead_letter(database: str, owner: Connection) -> None:
     """Nothing says what became of it: the log gives it once more, and was not asked what it has committed."""
     await make_tables(owner, effects=True)
     times = Times(consuming=ConsumingTimes(committed_every=3600))
@@ -695,9 +693,7 @@ async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
     assert not [query for query in sent if "idem_begin" in query]
 
 
-async def test_a_message_that_failed_before_is_not_applied_when_it_comes_again(
-    connect: Connect, unmade: Unmade
-) -> None:
+async def test_a_message_that_failed_is_not_applied_when_it_comes_again(connect: Connect, unmade: Unmade) -> None:
     """Its problem is what it came to, and no refusal of this try: a retryable one would have it tried for ever."""
     race = await audited_race(connect, unmade, "epoch", counting=False)
     await race.insert(race.a, "f", 30)

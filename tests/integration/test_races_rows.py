@@ -90,9 +90,7 @@ async def test_a_row_deleted_and_made_anew_meanwhile_is_met_after_all(
     assert await statuses(race) == ("x47 x47 x47" if expected == "ok" else "new again new")
 
 
-async def test_a_row_that_is_never_met_is_given_up(
-    race: Race, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_row_that_is_not_met_is_given_up(race: Race, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time that it is asked for it is there, and each time that it is to be written it is not."""
     met = 0
 

@@ -539,9 +539,7 @@ async def a_scope_is_for_those_whom_policies_let_to_a_row_of_it(stage: Acting, r
     assert await mark(race) == 50
 
 
-async def test_where_policies_rule_a_scope_is_claimed_by_who_may_change_a_row_of_it(
-    accounts: Acting, scoped: Race
-) -> None:
+async def test_where_policies_rule_a_scope_is_claimed_by_who_may_write_a_row(accounts: Acting, scoped: Race) -> None:
     await a_scope_is_for_those_whom_policies_let_to_a_row_of_it(accounts, scoped)
     await accounts.assert_own_name()
 

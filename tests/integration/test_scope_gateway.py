@@ -107,9 +107,7 @@ async def test_one_scope_that_refuses_refuses_all(race: Race, gateway: Gateway, 
     assert [await item(race, key) for key in (1, 2, 3, 91)] == [(42, 0), (42, 0), (7, 0), None]
 
 
-async def test_rows_that_come_meanwhile_are_written_in_scopes_that_were_entered_only(
-    race: Race, gateway: Gateway
-) -> None:
+async def test_rows_that_come_meanwhile_are_written_in_scopes_entered_only(race: Race, gateway: Gateway) -> None:
     holder = await race.begin(race.a)
     await entered(race, race.a, 40, "account/42", "account/300")
     await race.a.execute("INSERT INTO items VALUES (93, 42), (94, 300); UPDATE items SET status = 'old' WHERE id = 2")

@@ -347,9 +347,7 @@ async def test_a_row_whose_key_a_trigger_made_is_not_made_again(audited: Race, v
 
 
 @pytest.mark.parametrize("with_key", [True, False])
-async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal_of_the_write(
-    audited: Race, with_key: bool
-) -> None:
+async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal(audited: Race, with_key: bool) -> None:
     async with cut_off(audited, lock_timeout=0.3, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;" if with_key else TOKEN
         write = asyncio.create_task(

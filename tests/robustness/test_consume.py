@@ -411,9 +411,7 @@ async def test_renaming_the_original_needs_no_operator(copied: Copied) -> None:
         assert (await patch(http, "k", paused.tokens[2], "second")).status_code == 200
 
 
-async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_on(
-    copied: Copied,
-) -> None:
+async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_on(copied: Copied) -> None:
     """By its position alone: no moment is left after the copy."""
     async with shop(copied, replace(UNHURRIED, upkeep=UpkeepTimes(look_every=3600))) as http:
         copied.copy_directory()

@@ -302,9 +302,7 @@ async def _holder(http: httpx.AsyncClient, owner: str) -> Holder | None:
     return Holder(http, lease["lease_id"], lease["secret"], [int(token) for token in lease["tokens"]])
 
 
-async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_the_next_is_met(
-    bin_dir: Path,
-) -> None:
+async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_the_next_is_met(bin_dir: Path) -> None:
     """Split brain: the link turns while connections to the old primary are open, and it knows nothing of it."""
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http, connection_to(of_standby(pair)) as new:
         first = await holder(http, "first", tokens=20)

@@ -156,9 +156,7 @@ def test_a_violation_ends_with_1_and_its_words(path: Path) -> None:
         ([WRITE, DONE], ["plain_mutex", "once", "set"]),
     ],
 )
-def test_a_history_with_nothing_to_check_is_not_valid(
-    path: Path, lines: list[dict[str, Any]], models: list[str]
-) -> None:
+def test_a_history_without_checks_is_not_valid(path: Path, lines: list[dict[str, Any]], models: list[str]) -> None:
     save(path, HEADER, *lines)
     found = fencepost_check(path, *(word for model in models for word in ("--model", model)))
     assert found.exit_code == 2

@@ -492,9 +492,7 @@ class Silent(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [(0, 15), (3, 18), (24, 39), (None, 40)])
-async def test_a_gateway_that_is_silent_is_given_up_after_a_time_that_is_known(
-    wait: float | None, seconds: float
-) -> None:
+async def test_a_gateway_that_is_silent_is_given_up_after_a_known_time(wait: float | None, seconds: float) -> None:
     """An answer is waited for 10 s beyond the wait, of which 25 s are asked for at once; patience is 5 s."""
     clock = Hurried()
     mock = Silent(clock)

@@ -402,7 +402,7 @@ async def test_an_outage_inside_the_ttl_is_survived(lease: Lease, gateway: Scrip
     assert lease.remaining > 18
 
 
-async def test_attempts_that_hang_leave_time_for_others(
+async def test_attempts_that_hang_leave_time_to_others(
     lease: Lease, gateway: ScriptedGateway, clock: ManualClock
 ) -> None:
     gateway.script.extend([NEVER, NEVER])

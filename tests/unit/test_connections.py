@@ -336,9 +336,7 @@ FUNCTION_GONE = "cache lookup failed for function 20838"
     ],
     ids=lambda each: f"{each}",
 )
-def test_a_function_that_was_dropped_makes_a_session_new(
-    error: asyncpg.PostgresError, of_an_old_query_plan: bool
-) -> None:
+def test_a_dropped_function_makes_a_session_new(error: asyncpg.PostgresError, of_an_old_query_plan: bool) -> None:
     """Only PostgreSQL's own words for it, which it does not translate."""
     mapped = ours(error, writing=True)
     assert isinstance(mapped, RefusedError)

@@ -91,9 +91,7 @@ def test_urls_that_are_wrong_are_refused_with_the_reason(url: str, said: str) ->
         ("sasl.password=s3cret&acks.x=s3cret", "acks.x"),
     ],
 )
-async def test_properties_that_librdkafka_does_not_know_are_refused_when_the_log_is_opened(
-    query: str, said: str
-) -> None:
+async def test_properties_that_librdkafka_does_not_know_are_refused_at_the_start(query: str, said: str) -> None:
     log = from_url(f"kafka://127.0.0.1:1/orders?{query}")
     with pytest.raises(LogConfigError, match=said) as refused:
         await log.open()

@@ -394,9 +394,7 @@ def test_a_public_key_seals_nothing(tmp_path: Path) -> None:
     assert read_seal_keys(Settings(seal_keys_file=tmp_path / "s")) == parse_keys(good)
 
 
-async def test_a_service_account_without_a_namespace_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_service_account_without_namespace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     for name, content in (("token", "t"), ("ca.crt", "c"), ("namespace", "\n")):

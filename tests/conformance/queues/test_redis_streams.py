@@ -102,9 +102,7 @@ async def test_an_append_whose_answer_is_lost_may_be_there(port: int, url: str, 
             await appending
 
 
-async def test_an_append_that_is_refused_or_cannot_be_sent_was_not_done(
-    port: int, log: RedisLog, log_at: Opened
-) -> None:
+async def test_an_append_that_is_refused_or_not_sent_was_not_done(port: int, log: RedisLog, log_at: Opened) -> None:
     await log.state()
     await redis_command(port, "CONFIG SET", "min-replicas-to-write", "3")
     try:

@@ -351,9 +351,7 @@ async def all_applied(house: World, submitters: Submitters) -> bool:
 
 
 @pytest.mark.long("storms of queued writes")
-async def test_without_fence_and_record_a_stopped_consumer_applies_twice(
-    launcher: Launcher, one_kafka: OneKafka
-) -> None:
+async def test_without_fence_and_record_a_stopped_one_applies_twice(launcher: Launcher, one_kafka: OneKafka) -> None:
     """The control, in the same place."""
     async with world("kafka", launcher=launcher, one_kafka=one_kafka, protected=False) as house:
         kafka = house.log.kafka
