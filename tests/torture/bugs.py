@@ -489,11 +489,12 @@ OF_KEYS: Final = [
 
 ACQUIRE: Final = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
 RELEASE: Final = "fencepost.release(bigint, bytea, uuid)"
+ACQUIRE_EACH: Final = "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[])"
 OF_BATCH: Final = Line(
-    "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[])",
-    "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED", "WHERE k.name = p_names[i]",
+    ACQUIRE_EACH, "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED", "WHERE k.name = p_names[i]"
 )  # fmt: skip
 """A batch of grants locks its lock rows before each of them does."""
+ALL_ALONE: Final = Line(ACQUIRE_EACH, "LOOP\n", "LOOP\n    busy := true; RETURN NEXT; CONTINUE;\n")
 EXTEND: Final = "fencepost.extend(bigint, bytea, integer, integer)"
 
 _ONE: Final = "drawn := ARRAY[nextval('fencepost.tokens')];"
@@ -503,8 +504,9 @@ OF_LOCKS: Final = [
     Planted("tokens are drawn before the lock is taken", "mutex", LOCKS, (
         Line(ACQUIRE, _ONE, "NULL;"),
         Line(ACQUIRE, _MANY, "NULL;"),
-        Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP", f"  {_MANY}\n  FOREACH n IN ARRAY wanted LOOP"),
-        OF_BATCH,
+        Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP",
+             f"  {_MANY}\n  PERFORM pg_sleep(random() * 0.005);\n  FOREACH n IN ARRAY wanted LOOP"),
+        ALL_ALONE,
     )),
     Planted("sessions keep tokens in reserve", "mutex", LOCKS,
             statements=("ALTER SEQUENCE fencepost.tokens CACHE 20",)),
