@@ -162,6 +162,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '10ms' AS $$
 DECLARE
   other bigint;
+  theirs bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
@@ -170,10 +171,12 @@ BEGIN
     END IF;
     -- The secret's lock: another grant under it, or its withdrawal, which acquire would wait for.
     busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
-    IF NOT busy AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = other AND x.ended_at IS NULL) THEN
-      PERFORM FROM fencepost.leases x WHERE x.lease_id = other FOR UPDATE SKIP LOCKED;
-      busy := NOT FOUND;
-    END IF;
+    -- The lock's lease, and the one that the secret had before, of whatever lock: acquire may end both.
+    FOR theirs IN SELECT x.lease_id FROM fencepost.leases x
+                   WHERE (x.lease_id = other OR x.secret_hash = p_hashes[i]) AND x.ended_at IS NULL AND NOT busy LOOP
+      PERFORM FROM fencepost.leases x WHERE x.lease_id = theirs FOR UPDATE SKIP LOCKED;
+      busy := busy OR NOT FOUND;
+    END LOOP;
     acquired := CASE WHEN NOT busy THEN fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
                                                          NULL, NULL, 0, '{}') END;
     RETURN NEXT;

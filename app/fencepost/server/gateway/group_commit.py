@@ -42,8 +42,8 @@ import math
 import sys
 from asyncio import Future
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -643,11 +643,17 @@ class BatchedLocks(PostgresLocks):
             raise
         if isinstance(taken, Withdrawn):
             raise taken
+        if isinstance(taken, Broken) and not wanted.wait_ms:
+            with _as_unknown(taken):
+                return await self._take_or_queue(wanted, None, None, 0)
         return None if isinstance(taken, Alone | Broken) else taken
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         released = await self._group.write(self._releases, Release(lease_id, secret_hash), (), 0)
-        return await super().release(lease_id, secret_hash) if isinstance(released, Alone | Broken) else released
+        if not isinstance(released, Alone | Broken):
+            return released
+        with _as_unknown(released):
+            return await super().release(lease_id, secret_hash)
 
     async def close(self) -> None:
         await super().close()
@@ -658,6 +664,15 @@ class BatchedLocks(PostgresLocks):
         for _busy, woken in released:  # here, and not by who asked: that one may have gone
             self.queue.wake(woken or ())
         return [HELD if busy else woken is not None for busy, woken in released]
+
+
+@contextmanager
+def _as_unknown(before: Alone | Broken) -> Iterator[None]:
+    """What may have landed in a batch that broke stays unknown where PostgreSQL cannot be asked again (R15)."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise (before.error if isinstance(before, Broken) else error) from error
 
 
 async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
