@@ -672,7 +672,9 @@ def _as_unknown(before: Alone | Broken) -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        raise (before.error if isinstance(before, Broken) else error) from error
+        if isinstance(before, Broken):
+            raise before.error from error
+        raise
 
 
 async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
