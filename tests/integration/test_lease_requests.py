@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import asyncpg
 import pytest
@@ -26,17 +27,16 @@ from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.election import Election
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
+from fencepost.server.gateway.group_commit import BatchedLocks, Broken, GroupCommit
 from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
 from fencepost.server.locks.builtin import Queue
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources
-from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.server.postgres.leases import (
     Granted,
     Held,
@@ -234,7 +234,7 @@ async def granted_by_us(connection: Connection) -> LeaseId:
 async def granted_by_etcd(connection: Connection) -> LeaseId:
     before = replace(await sources.state(connection, "etcd", "x"), issued=0)
     record = GrantRecord("handle", (1,), before, 0.0)
-    _, lease = await source_leases.record_grant(connection, "etcd", wanted("x", secret=TEXT), record, 1)
+    _, lease = await sources.record_grant(connection, "etcd", wanted("x", secret=TEXT), record, 1)
     assert lease is not None
     return lease.id
 
@@ -302,7 +302,7 @@ async def test_all_leases_of_a_secret_are_given_back_and_one_of_a_source_elsewhe
         assert (await without_etcd.get("/v1/locks")).json() == []
     assert await withdraw(observer, HELD_SECRET) == Withdrawal(leases[1:], under_way=False)
     with pytest.raises(Withdrawn):
-        await source_leases.find_by_secret(observer, "etcd", "x", HELD_SECRET)
+        await sources.find_by_secret(observer, "etcd", "x", HELD_SECRET)
 
 
 async def test_a_waiter_leaves_also_while_a_grant_has_the_lock(
@@ -509,3 +509,17 @@ async def test_a_waiter_is_refused_by_no_batch_and_waits_no_longer_for_one(
         late = wanted("a", secret="late", wait_ms=5000)
         taken = locks.take(late, None, asyncio.get_running_loop().create_future())
         assert isinstance(await asyncio.wait_for(taken, PATIENCE), Held), "its time was up: nobody moves the clock"
+
+
+async def test_what_a_broken_batch_may_have_done_is_not_denied(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R15, also where PostgreSQL cannot be asked again."""
+
+    async def broken(*_: object) -> Broken:
+        return Broken(OutcomeUnknownError("it broke"), cast("Any", None))
+
+    async with in_batches(database) as locks:
+        monkeypatch.setattr(locks._group, "write", broken)  # noqa: SLF001
+        monkeypatch.setattr(locks._database, "for_leases", Mock(side_effect=UnavailableError("it is away")))  # noqa: SLF001
+        for asked in (take(locks, "a"), locks.release(1, b"")):
+            with pytest.raises(OutcomeUnknownError):
+                await asked
