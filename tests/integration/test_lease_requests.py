@@ -25,6 +25,7 @@ from tests.support.use_cases import open_gateway
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway import group_commit
 from fencepost.server.gateway.election import Election
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.group_commit import BatchedLocks, Broken, GroupCommit
@@ -439,10 +440,10 @@ async def test_without_a_reason_in_the_session_the_function_does_nothing(side: S
 
 
 @asynccontextmanager
-async def in_batches(dsn: str, times: Times = TIMES) -> AsyncIterator[BatchedLocks]:
+async def in_batches(dsn: str, times: Times = TIMES, most: int = 99) -> AsyncIterator[BatchedLocks]:
     database = await Database.open(dsn, Limits(pool_size=1, lease_pool_size=5))
-    batches = GroupCommit(database, leases=True, times=times)
-    locks = BatchedLocks(database, Queue(database, print, times), LeaseLimits(), batches)
+    grants, releases = (GroupCommit(database, leases=True, times=times, most_waiting=most) for _ in range(2))
+    locks = BatchedLocks(database, Queue(database, print, times), LeaseLimits(), grants, releases)
     try:
         yield locks
     finally:
@@ -487,24 +488,30 @@ async def test_who_has_to_wait_keeps_nobody_else_waiting(database: str, observer
         granted(await waiting)
 
 
-async def test_a_waiter_is_refused_by_no_batch_and_waits_no_longer_for_one(
+async def test_neither_waiters_nor_releases_are_refused_by_batches_of_grants_and_none_waits_longer(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = ManualClock()
+    clock, answered = ManualClock(), asyncio.Event()
 
-    async def refused(*_: object) -> None:
-        raise UnavailableError("there are too many")
+    async def slow(*_: object) -> list[None]:
+        await answered.wait()
+        return [None]
 
     async def held(_wanted: LockRequest) -> Held:
         await clock.advance(5)
         return Held(verdict="held", lock="a")
 
-    async with in_batches(database, Times(clock=clock)) as locks:
+    async with in_batches(database, Times(clock=clock), most=1) as locks:
         granted(await take(locks, "a"))
-        monkeypatch.setattr(locks._group, "write", refused)  # noqa: SLF001
-        granted(await take(locks, "b", wait_ms=HOUR))
+        monkeypatch.setattr(group_commit, "try_each", slow)
+        first = asyncio.create_task(take(locks, "first"))
+        await asyncio.sleep(0)
+        waited = granted(await take(locks, "b", wait_ms=HOUR))
         with pytest.raises(UnavailableError):
             await take(locks, "c")
+        assert await locks.release(waited.lease_id, hash_secret("b"))
+        answered.set()
+        granted(await first)
         monkeypatch.setattr(locks, "_try_with_others", held)
         late = wanted("a", secret="late", wait_ms=5000)
         taken = locks.take(late, None, asyncio.get_running_loop().create_future())
@@ -518,8 +525,7 @@ async def test_what_a_broken_batch_may_have_done_is_not_denied(database: str, mo
         return Broken(OutcomeUnknownError("it broke"), cast("Any", None))
 
     async with in_batches(database) as locks:
-        monkeypatch.setattr(locks._group, "write", broken)  # noqa: SLF001
+        monkeypatch.setattr(GroupCommit, "write", broken)
         monkeypatch.setattr(locks._database, "for_leases", Mock(side_effect=UnavailableError("it is away")))  # noqa: SLF001
-        for asked in (take(locks, "a"), locks.release(1, b"")):
-            with pytest.raises(OutcomeUnknownError):
-                await asked
+        asked = await asyncio.gather(take(locks, "a"), locks.release(1, b""), return_exceptions=True)
+        assert list(map(type, asked)) == [OutcomeUnknownError] * 2

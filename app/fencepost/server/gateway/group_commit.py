@@ -628,15 +628,18 @@ class BatchedLocks(PostgresLocks):
     batch waits for what another transaction has locked: whom that concerns is answered by a transaction of its own.
     """
 
-    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits, group: GroupCommit) -> None:
+    def __init__(
+        self, database: Database, queue: Queue, limits: LeaseLimits, grants: GroupCommit, releases: GroupCommit
+    ) -> None:
+        """Each has batches of its own, so that no release is refused because very many wait for grants."""
         super().__init__(database, queue, limits)
-        self._group = group
+        self._groups = self._of_grants, self._of_releases = grants, releases
         self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
         self._releases = BatchQueue[Release, bool](self._release_each)
 
     async def _try_with_others(self, wanted: LockRequest) -> Acquired | None:
         try:
-            taken = await self._group.write(self._grants, wanted, wanted.names, 0)
+            taken = await self._of_grants.write(self._grants, wanted, wanted.names, 0)
         except UnavailableError:
             if wanted.wait_ms:
                 return None  # it may wait
@@ -649,7 +652,7 @@ class BatchedLocks(PostgresLocks):
         return None if isinstance(taken, Alone | Broken) else taken
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        released = await self._group.write(self._releases, Release(lease_id, secret_hash), (), 0)
+        released = await self._of_releases.write(self._releases, Release(lease_id, secret_hash), (), 0)
         if not isinstance(released, Alone | Broken):
             return released
         with _as_unknown(released):
@@ -657,7 +660,8 @@ class BatchedLocks(PostgresLocks):
 
     async def close(self) -> None:
         await super().close()
-        await self._group.close()
+        for group in self._groups:
+            await group.close()
 
     async def _release_each(self, connection: Session, batch: Sequence[Release]) -> list[bool | Alone]:
         released = await release_each(connection, batch, self.queue.gateway)
