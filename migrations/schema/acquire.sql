@@ -153,7 +153,7 @@ BEGIN
 END $$;
 
 -- Acquire many locks for as many requests, each as acquire does, in one transaction and with one flush of the log: a row for each, in the
--- order given. A request whose lock, its lease or its secret another transaction has locked is busy, and gets nothing. What cannot be
+-- order given. A request whose lock, its lease, its secret or the lease that this had before is locked elsewhere is busy, and gets nothing. What cannot be
 -- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails. p_names are
 -- sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
 CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
