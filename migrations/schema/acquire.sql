@@ -154,7 +154,7 @@ BEGIN
 END $$;
 
 -- Acquire many locks for as many requests, each as acquire does, in one transaction and with one flush of the log: a row for each, in the
--- order given. A request whose lock, its lease or its secret another transaction has locked is busy, and gets nothing. What cannot be
+-- order given. A request whose lock, its lease, its secret or the lease that this had before is locked elsewhere is busy, and gets nothing. What cannot be
 -- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails. p_names are
 -- sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
 CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
@@ -163,6 +163,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '10ms' AS $$
 DECLARE
   other bigint;
+  theirs bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
@@ -171,10 +172,12 @@ BEGIN
     END IF;
     -- The secret's lock: another grant under it, or its withdrawal, which acquire would wait for.
     busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
-    IF NOT busy AND EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = other AND x.ended_at IS NULL) THEN
-      PERFORM FROM fencepost.leases x WHERE x.lease_id = other FOR UPDATE SKIP LOCKED;
-      busy := NOT FOUND;
-    END IF;
+    -- The lock's lease, and the one that the secret had before, of whatever lock: acquire may end both.
+    FOR theirs IN SELECT x.lease_id FROM fencepost.leases x
+                   WHERE (x.lease_id = other OR x.secret_hash = p_hashes[i]) AND x.ended_at IS NULL AND NOT busy LOOP
+      PERFORM FROM fencepost.leases x WHERE x.lease_id = theirs FOR UPDATE SKIP LOCKED;
+      busy := busy OR NOT FOUND;
+    END LOOP;
     acquired := CASE WHEN NOT busy THEN fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
                                                          NULL, NULL, 0, '{}') END;
     RETURN NEXT;

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import asyncpg
 import pytest
@@ -24,19 +25,19 @@ from tests.support.use_cases import open_gateway
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway import group_commit
 from fencepost.server.gateway.election import Election
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
+from fencepost.server.gateway.group_commit import BatchedLocks, Broken, GroupCommit
 from fencepost.server.gateway.leases import elections, inspect, locks, mint, observe, release, renew, watch_election
 from fencepost.server.locks.builtin import Queue
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources
-from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.server.postgres.leases import (
     Granted,
     Held,
@@ -234,7 +235,7 @@ async def granted_by_us(connection: Connection) -> LeaseId:
 async def granted_by_etcd(connection: Connection) -> LeaseId:
     before = replace(await sources.state(connection, "etcd", "x"), issued=0)
     record = GrantRecord("handle", (1,), before, 0.0)
-    _, lease = await source_leases.record_grant(connection, "etcd", wanted("x", secret=TEXT), record, 1)
+    _, lease = await sources.record_grant(connection, "etcd", wanted("x", secret=TEXT), record, 1)
     assert lease is not None
     return lease.id
 
@@ -302,7 +303,7 @@ async def test_all_leases_of_a_secret_are_given_back_and_one_of_a_source_elsewhe
         assert (await without_etcd.get("/v1/locks")).json() == []
     assert await withdraw(observer, HELD_SECRET) == Withdrawal(leases[1:], under_way=False)
     with pytest.raises(Withdrawn):
-        await source_leases.find_by_secret(observer, "etcd", "x", HELD_SECRET)
+        await sources.find_by_secret(observer, "etcd", "x", HELD_SECRET)
 
 
 async def test_a_waiter_leaves_also_while_a_grant_has_the_lock(
@@ -437,10 +438,10 @@ async def test_without_a_reason_in_the_session_the_function_does_nothing(side: S
 
 
 @asynccontextmanager
-async def in_batches(dsn: str, times: Times = TIMES) -> AsyncIterator[BatchedLocks]:
+async def in_batches(dsn: str, times: Times = TIMES, most: int = 99) -> AsyncIterator[BatchedLocks]:
     database = await Database.open(dsn, Limits(pool_size=1, lease_pool_size=5))
-    batches = GroupCommit(database, leases=True, times=times)
-    locks = BatchedLocks(database, Queue(database, print, times), LeaseLimits(), batches)
+    grants, releases = (GroupCommit(database, leases=True, times=times, most_waiting=most) for _ in range(2))
+    locks = BatchedLocks(database, Queue(database, print, times), LeaseLimits(), grants, releases)
     try:
         yield locks
     finally:
@@ -485,25 +486,44 @@ async def test_who_has_to_wait_keeps_nobody_else_waiting(database: str, observer
         granted(await waiting)
 
 
-async def test_a_waiter_is_refused_by_no_batch_and_waits_no_longer_for_one(
+async def test_neither_waiters_nor_releases_are_refused_by_batches_of_grants_and_none_waits_longer(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = ManualClock()
+    clock, answered = ManualClock(), asyncio.Event()
 
-    async def refused(*_: object) -> None:
-        raise UnavailableError("there are too many")
+    async def slow(*_: object) -> list[None]:
+        await answered.wait()
+        return [None]
 
     async def held(_wanted: LockRequest) -> Held:
         await clock.advance(5)
         return Held(verdict="held", lock="a")
 
-    async with in_batches(database, Times(clock=clock)) as locks:
+    async with in_batches(database, Times(clock=clock), most=1) as locks:
         granted(await take(locks, "a"))
-        monkeypatch.setattr(locks._group, "write", refused)  # noqa: SLF001
-        granted(await take(locks, "b", wait_ms=HOUR))
+        monkeypatch.setattr(group_commit, "try_each", slow)
+        first = asyncio.create_task(take(locks, "first"))
+        await asyncio.sleep(0)
+        waited = granted(await take(locks, "b", wait_ms=HOUR))
         with pytest.raises(UnavailableError):
             await take(locks, "c")
+        assert await locks.release(waited.lease_id, hash_secret("b"))
+        answered.set()
+        granted(await first)
         monkeypatch.setattr(locks, "_try_with_others", held)
         late = wanted("a", secret="late", wait_ms=5000)
         taken = locks.take(late, None, asyncio.get_running_loop().create_future())
         assert isinstance(await asyncio.wait_for(taken, PATIENCE), Held), "its time was up: nobody moves the clock"
+
+
+async def test_what_a_broken_batch_may_have_done_is_not_denied(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R15, also where PostgreSQL cannot be asked again."""
+
+    async def broken(*_: object) -> Broken:
+        return Broken(OutcomeUnknownError("it broke"), cast("Any", None))
+
+    async with in_batches(database) as locks:
+        monkeypatch.setattr(GroupCommit, "write", broken)
+        monkeypatch.setattr(locks._database, "for_leases", Mock(side_effect=UnavailableError("it is away")))  # noqa: SLF001
+        asked = await asyncio.gather(take(locks, "a"), locks.release(1, b""), return_exceptions=True)
+        assert list(map(type, asked)) == [OutcomeUnknownError] * 2

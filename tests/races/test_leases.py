@@ -96,7 +96,7 @@ async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> Non
     """R20: no grant of several in one transaction waits for another transaction: for a lock's row, or its lease's."""
 
     async def answer(*names: str) -> Any:
-        batch = [LockRequest((name,), name * 32, "o", MINUTE) for name in names]
+        batch = [LockRequest((name,), "old" if name == "d" else name * 32, "o", MINUTE) for name in names]
         return await asyncio.wait_for(outcome(leases.try_each(race.b, batch)), PATIENCE)
 
     async def taken(*names: str) -> Any:
@@ -110,8 +110,8 @@ async def test_a_batch_passes_by_what_others_have_locked(race: LeaseRace) -> Non
     foreign = await race.begin(race.c)
     await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", held.lease_id)
     await race.c.execute("SELECT FROM fencepost.locks WHERE name = 'c' FOR UPDATE")
-    first, free, third = await taken("a", "b", "c")
-    assert (first, third) == (None, None)
+    first, free, *others = await taken("a", "b", "c", "d")
+    assert (first, *others) == (None,) * 3, "a lock's lease, a lock's row, and the lease that a secret had before"
     await foreign.rollback()
     foreign = await race.begin(race.c)
     granted(await race.acquire(race.c, "elsewhere", secret="a" * 32))

@@ -327,8 +327,7 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
         times=times,
     )
-    group, of_leases = made(), made(leases=True)
-    locks = BatchedLocks(database, queue, leases, of_leases)
+    locks = BatchedLocks(database, queue, leases, made(leases=True), made(leases=True))
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     return Gateway(
         database,
@@ -336,7 +335,7 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         emit,
         settings.max_rows,
         locks,
-        group,
+        made(),
         turns,
         GroupCommit(database, wait_at_most=settings.pool_timeout, reads=True, times=times),
         settings.max_answer_bytes,

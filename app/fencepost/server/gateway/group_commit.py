@@ -42,8 +42,8 @@ import math
 import sys
 from asyncio import Future
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -628,36 +628,57 @@ class BatchedLocks(PostgresLocks):
     batch waits for what another transaction has locked: whom that concerns is answered by a transaction of its own.
     """
 
-    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits, group: GroupCommit) -> None:
+    def __init__(
+        self, database: Database, queue: Queue, limits: LeaseLimits, grants: GroupCommit, releases: GroupCommit
+    ) -> None:
+        """Each has batches of its own, so that no release is refused because very many wait for grants."""
         super().__init__(database, queue, limits)
-        self._group = group
+        self._groups = self._of_grants, self._of_releases = grants, releases
         self._grants = BatchQueue[LockRequest, Acquired | Withdrawn](_grant_each)
         self._releases = BatchQueue[Release, bool](self._release_each)
 
     async def _try_with_others(self, wanted: LockRequest) -> Acquired | None:
         try:
-            taken = await self._group.write(self._grants, wanted, wanted.names, 0)
+            taken = await self._of_grants.write(self._grants, wanted, wanted.names, 0)
         except UnavailableError:
             if wanted.wait_ms:
                 return None  # it may wait
             raise
         if isinstance(taken, Withdrawn):
             raise taken
+        if isinstance(taken, Broken) and not wanted.wait_ms:
+            with _as_unknown(taken):
+                return await self._take_or_queue(wanted, None, None, 0)
         return None if isinstance(taken, Alone | Broken) else taken
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        released = await self._group.write(self._releases, Release(lease_id, secret_hash), (), 0)
-        return await super().release(lease_id, secret_hash) if isinstance(released, Alone | Broken) else released
+        released = await self._of_releases.write(self._releases, Release(lease_id, secret_hash), (), 0)
+        if not isinstance(released, Alone | Broken):
+            return released
+        with _as_unknown(released):
+            return await super().release(lease_id, secret_hash)
 
     async def close(self) -> None:
         await super().close()
-        await self._group.close()
+        for group in self._groups:
+            await group.close()
 
     async def _release_each(self, connection: Session, batch: Sequence[Release]) -> list[bool | Alone]:
         released = await release_each(connection, batch, self.queue.gateway)
         for _busy, woken in released:  # here, and not by who asked: that one may have gone
             self.queue.wake(woken or ())
         return [HELD if busy else woken is not None for busy, woken in released]
+
+
+@contextmanager
+def _as_unknown(before: Alone | Broken) -> Iterator[None]:
+    """What may have landed in a batch that broke stays unknown where PostgreSQL cannot be asked again (R15)."""
+    try:
+        yield
+    except UnavailableError as error:
+        if isinstance(before, Broken):
+            raise before.error from error
+        raise
 
 
 async def _grant_each(connection: Session, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | Alone]:
