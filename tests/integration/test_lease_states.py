@@ -155,9 +155,8 @@ async def test_places_that_a_crash_brought_back_keep_nobody_from_the_lock(side: 
     holder = granted(await side.acquire("x", secret="holder"))
     waiting = await side.wait(observer, "x", secret="waiter")
     await observer.execute(
-        "INSERT INTO fencepost.waiters"
-        " SELECT -n, name, '', 'gone', gateway, gen_random_uuid(), queued_at, give_up_at"
-        " FROM fencepost.waiters, generate_series(1, 100) n"
+        "INSERT INTO fencepost.waiters SELECT -n, name, '', 'gone', gateway, gen_random_uuid(), queued_at,"
+        " give_up_at FROM fencepost.waiters, generate_series(1, 100) n"
     )
     assert await side.locks.release(holder.lease_id, hash_secret("holder"))
     assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
