@@ -75,7 +75,7 @@ END $$;
 -- A waiter leaves. p_keep_ms > 0 keeps its place for that long, for a next request with the same secret. A request that tries for a lock
 -- has the lock's row, and may get in line behind us: we wait until its ticket is there to be seen, so as to wake it. But not for long: a
 -- grant has that row for as long as its claims wait, and renewals need our connection. Then the next beat finds who is first.
--- A crash may bring the place back: its gateway takes it out again once it is first (Queue._beat).
+-- A crash may bring the place back: its gateway takes it out again (Queue._beat).
 CREATE FUNCTION fencepost.leave(p_visit uuid, p_keep_ms integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '50ms' AS $$
@@ -101,7 +101,8 @@ END $$;
 -- A gateway's heartbeat, which keeps its waiters, p_visits, in their queues. p_left: visits that have left, where saying
 -- so may have failed. Returns what it must try now or soon although it was not notified: its waiters that are first in a queue, and
 -- in how many ms the lock that they wait for expires (0: try now, also where its lease has to be counted anew because the
--- clock has stepped back: a try does that); and those without a place, which would not be woken.
+-- clock has stepped back: a try does that); and those without a place, which would not be woken. So are places of this gateway whose
+-- requests it does not name: all at once, for behind each of them a free lock stays free.
 CREATE FUNCTION fencepost.beat(p_gateway uuid, p_visits uuid[], p_left uuid[]) RETURNS TABLE (visit uuid, due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -128,7 +129,9 @@ BEGIN
    WHERE h.gateway = p_gateway GROUP BY h.visit, h.ticket
   HAVING count(*) = (SELECT count(*) FROM fencepost.live_waiters a WHERE a.visit = h.visit)
   UNION ALL
-  SELECT v, 0::bigint FROM unnest(p_visits) v WHERE NOT EXISTS (SELECT FROM fencepost.live_waiters a WHERE a.visit = v);
+  SELECT v, 0::bigint FROM unnest(p_visits) v WHERE NOT EXISTS (SELECT FROM fencepost.live_waiters a WHERE a.visit = v)
+  UNION ALL
+  SELECT m.visit, 0 FROM fencepost.waiters m WHERE m.gateway = p_gateway AND m.visit NOT IN (SELECT unnest(p_visits));
 END $$;
 
 -- A gateway that stops: its waiters are gone at once, not after three silent seconds.

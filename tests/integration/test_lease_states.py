@@ -150,13 +150,13 @@ async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(
     await eventually(lambda: observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters"), what="an empty queue")
 
 
-async def test_a_place_that_a_crash_brought_back_keeps_nobody_from_the_lock(side: Side, observer: Connection) -> None:
-    """Departures are not flushed, so that a crowd can leave: the gateway lives on, and the place counts as its own."""
+async def test_places_that_a_crash_brought_back_keep_nobody_from_the_lock(side: Side, observer: Connection) -> None:
+    """Departures are not flushed, so that a crowd can leave: the gateway lives on, and the places count as its own."""
     holder = granted(await side.acquire("x", secret="holder"))
     waiting = await side.wait(observer, "x", secret="waiter")
     await observer.execute(
-        "INSERT INTO fencepost.waiters"
-        " SELECT 0, name, '', 'gone', gateway, gen_random_uuid(), queued_at, give_up_at FROM fencepost.waiters"
+        "INSERT INTO fencepost.waiters SELECT -n, name, '', 'gone', gateway, gen_random_uuid(), queued_at,"
+        " give_up_at FROM fencepost.waiters, generate_series(1, 100) n"
     )
     assert await side.locks.release(holder.lease_id, hash_secret("holder"))
     assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"

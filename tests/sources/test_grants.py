@@ -582,7 +582,11 @@ async def test_a_repeated_request_does_not_wait_behind_those_in_line(
         again = await asyncio.wait_for(stage.acquire("a", secret=secret), PATIENCE)
         assert (again.verdict, again.lease.id) == ("repeated", granted.lease.id)
         await line.grant(0, asked=1)
-        await line.grant(1, asked=2)
+        await stage.observer.execute("SELECT fencepost.source_quarantine($1, 'a test')", NAME)
+        with pytest.raises(SourceQuarantinedError):  # nor is one let in line for what nobody is granted
+            await asyncio.wait_for(stage.acquire("a"), PATIENCE)
+        line.leave(1, "gone")
+        assert (await line.requests[1]).verdict == "held"
 
 
 @pytest.mark.parametrize("fair", [True, False])

@@ -204,10 +204,10 @@ class Queue:
             self._left[visit_id] -= 1
             if not self._left[visit_id]:
                 del self._left[visit_id]
-        # A crash of PostgreSQL may bring the place of one back that had left.
+        # A crash of PostgreSQL may bring the places of those back that had left.
         strays = {visit_id for visit_id, _ in due} - self._visits.keys() - self._departing
         for visit_id in strays & self._strays:  # twice: the statement may be older than the departure
-            self._left[visit_id] = 1
+            self._left.setdefault(visit_id, 1)
         self._strays = strays
         for visit_id, due_ms in due:
             if (visit := self._visits.get(visit_id)) is not None:

@@ -435,9 +435,13 @@ class SourceLocks(Leases):
     async def _stand_in_line(
         self, wanted: LockRequest, place: Place, gone: "asyncio.Future[None]", began: float
     ) -> Held | None:
-        """Wait for the turn; None: it came, or the secret has a lease. UnavailableError: the gateway stops."""
-        if await self._is_known(wanted):
+        """Wait for the turn; None: it came, or the secret has a lease. UnavailableError: the gateway stops.
+        SourceQuarantinedError: nothing is taken from the source.
+        """
+        before, known = await self._look(wanted)
+        if known is not None:
             return None
+        self._grants.require_sound(before)
         left = began + wanted.wait_ms / 1000 - self._grants.clock.monotonic()
         if not self._grants.stopping.is_set():
             await self._lines.wait(place, left, gone)
@@ -445,15 +449,17 @@ class SourceLocks(Leases):
             return Held(verdict="held", lock=place.lock)
         if self._grants.stopping.is_set():
             raise UnavailableError(STOPPING)
-        if self._lines.has_turn(place) or await self._is_known(wanted):  # the holder may be this request, sent twice
+        if self._lines.has_turn(place):
+            return None
+        _, known = await self._look(wanted)  # the holder may be this very request, sent twice
+        if known is not None:
             return None
         holder = await self._inspect(place.lock)
         return Held(verdict="held", lock=place.lock, owner=holder.owner, due_ms=holder.expires_ms)
 
-    async def _is_known(self, wanted: LockRequest) -> bool:
-        """Whether the secret has a lease. Raises Withdrawn."""
+    async def _look(self, wanted: LockRequest) -> tuple[SourceState, SourceLease | None]:
         async with self._looks.place(ASKING.get()):
-            return (await self._look_up(wanted))[1] is not None
+            return await self._look_up(wanted)
 
     async def _inspect(self, lock: str) -> Holder:
         """Ask the service who has a lock: one question for all whose time is up together."""
