@@ -504,11 +504,13 @@ async def test_neither_waiters_nor_releases_are_refused_by_batches_of_grants_and
         monkeypatch.setattr(group_commit, "try_each", slow)
         first = asyncio.create_task(take(locks, "first"))
         await asyncio.sleep(0)
-        waited = granted(await take(locks, "b", wait_ms=HOUR))
-        with pytest.raises(UnavailableError):
-            await take(locks, "c")
-        assert await locks.release(waited.lease_id, hash_secret("b"))
-        answered.set()
+        try:
+            waited = granted(await take(locks, "b", wait_ms=HOUR))
+            with pytest.raises(UnavailableError):
+                await take(locks, "c")
+            assert await locks.release(waited.lease_id, hash_secret("b"))
+        finally:
+            answered.set()
         granted(await first)
         monkeypatch.setattr(locks, "_try_with_others", held)
         late = wanted("a", secret="late", wait_ms=5000)
