@@ -213,9 +213,8 @@ async def test_sql_takes_the_bare_number_of_a_token_that_was_issued(shop: Sealed
     assert (await api.ask("GET", "data/orders/a")).json()["status"] == "by sql"
 
 
-async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: Start) -> None:
-    async with Api.open(shop.url) as api:
-        held = await lease(api, "keyless", writes=["orders/*", "plain/*"])
+async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, api: Api, start_gateway: Start) -> None:
+    held = await lease(api, "keyless", writes=["orders/*", "plain/*"])
     async with Api.open(await start_gateway(shop.dsn)) as keyless:
         for token in (held["token"], held["sealed_token"]):
             answer = await keyless.ask("PATCH", "data/orders/a", {"status": "x"}, token=token)

@@ -556,6 +556,8 @@ class GroupCommit:
                 _raise_to(batch, error)
             case RefusedError(sqlstate=state) if self._reads and state == LOCK_NOT_AVAILABLE:
                 _raise_to(batch, error)  # a read waits for its table only: each of them would wait as long
+            case RefusedError(constraint="draws_pkey"):
+                _raise_to(batch, error)  # the sequence of tokens is behind: another try may only pass the fault by
             case _ if refused and self._reads:
                 _set_answers(batch, ALONE)
             case _ if refused and len(batch) > 1:
