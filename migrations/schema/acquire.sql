@@ -157,13 +157,20 @@ END $$;
 -- order given. A request whose lock, its lease, its secret or the lease that this had before is locked elsewhere is busy, and gets nothing. What cannot be
 -- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails. p_names are
 -- sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
-CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[])
-RETURNS TABLE (busy boolean, acquired fencepost.acquired)
+-- p_marks: of the rows that the locks are named after, which the grants take: each has its lock's name among its claims, and counts (attempt) how
+-- often its row was taken. Null: the grants are of locks only.
+CREATE FUNCTION fencepost.acquire_each(p_names text[], p_hashes bytea[], p_owners text[], p_ttls_ms integer[], p_counts integer[],
+                                       p_marks bigint[], p_writes text[])
+RETURNS TABLE (busy boolean, acquired fencepost.acquired, attempt integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET lock_timeout = '10ms' AS $$
+#variable_conflict use_column
 DECLARE
   other bigint;
   theirs bigint;
+  is_busy boolean;
+  made fencepost.acquired;
+  taken integer;
 BEGIN
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
@@ -171,18 +178,68 @@ BEGIN
       INSERT INTO fencepost.locks (name) VALUES (p_names[i]) ON CONFLICT (name) DO NOTHING;
     END IF;
     -- The secret's lock: another grant under it, or its withdrawal, which acquire would wait for.
-    busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
+    is_busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));
     -- The lock's lease, and the one that the secret had before, of whatever lock: acquire may end both.
     FOR theirs IN SELECT x.lease_id FROM fencepost.leases x
-                   WHERE (x.lease_id = other OR x.secret_hash = p_hashes[i]) AND x.ended_at IS NULL AND NOT busy LOOP
+                   WHERE (x.lease_id = other OR x.secret_hash = p_hashes[i]) AND x.ended_at IS NULL AND NOT is_busy LOOP
       PERFORM FROM fencepost.leases x WHERE x.lease_id = theirs FOR UPDATE SKIP LOCKED;
-      busy := busy OR NOT FOUND;
+      is_busy := is_busy OR NOT FOUND;
     END LOOP;
-    acquired := CASE WHEN NOT busy THEN fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i], '{}',
-                                                         NULL, NULL, 0, '{}') END;
-    RETURN NEXT;
+    made := CASE WHEN NOT is_busy THEN fencepost.acquire(ARRAY[p_names[i]], p_hashes[i], p_owners[i], p_ttls_ms[i], p_counts[i],
+                                                        CASE WHEN p_marks IS NULL THEN '{}' ELSE ARRAY[p_names[i]] END, NULL, NULL, 0, p_writes) END;
+    taken := NULL;
+    IF p_marks IS NOT NULL AND made.verdict = 'granted' THEN
+      taken := fencepost.attempts_of(p_names[i], p_marks[i]) + 1;
+      UPDATE fencepost.leases x SET attempt = taken WHERE x.lease_id = made.lease_id;
+    ELSIF p_marks IS NOT NULL AND made.verdict = 'repeated' THEN
+      SELECT x.attempt INTO taken FROM fencepost.leases x WHERE x.lease_id = made.lease_id;
+    END IF;
+    RETURN QUERY SELECT is_busy, made, taken;
   END LOOP;
 END $$;
+
+-- The next row of a table that no request has taken (gateway/next_rows.py): its lock is named as the row is.
+
+-- How often the row of this name was taken, as its mark tells: it is a token of the lease that wrote to the row last. 0: that was no lease of the row's
+-- own, or it is not remembered. Between the tokens of one draw there may be those of others, but not of a hundred.
+CREATE FUNCTION fencepost.attempts_of(p_name text, p_mark bigint) RETURNS integer LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+  SELECT coalesce((
+    SELECT x.attempt FROM (SELECT d.tokens, d.lease_id FROM fencepost.draws d WHERE d.first_token <= p_mark ORDER BY d.first_token DESC LIMIT 100) d
+      JOIN fencepost.leases x ON x.lease_id = d.lease_id WHERE p_mark = ANY (d.tokens) AND x.names = ARRAY[p_name]), 0) $$;
+
+-- Whether a lock is held or waited for, and so the row that it is named after is passed by. VOLATILE: it is asked again where a row was changed since the
+-- statement began, and then sees who has taken it. Everybody may ask: it runs as the caller whose rows they are.
+CREATE FUNCTION fencepost.is_taken(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
+                  WHERE k.name = p_name AND x.ended_at IS NULL AND x.expires_at > clock_timestamp())
+      OR EXISTS (SELECT FROM fencepost.waiters w WHERE w.name = p_name);
+END $$;
+
+-- Which leases these secrets have: a request for the next row that is repeated finds its own again. busy: another request with the secret is
+-- under way; else none begins before this transaction is over.
+CREATE FUNCTION fencepost.taken_by(p_hashes bytea[]) RETURNS TABLE (busy boolean, names text[], attempt integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  hash bytea;
+  is_busy boolean;
+BEGIN
+  FOREACH hash IN ARRAY p_hashes LOOP
+    is_busy := NOT pg_try_advisory_xact_lock(fencepost.secret_lock(hash));
+    RETURN QUERY SELECT is_busy, x.names, x.attempt FROM (SELECT) one LEFT JOIN fencepost.leases x
+      ON x.secret_hash = hash AND x.ended_at IS NULL AND x.expires_at > clock_timestamp();
+  END LOOP;
+END $$;
+
+-- End a lease of the next row in the transaction that granted it: the row is put aside, for it was taken too often. How often is counted anew from
+-- here on.
+CREATE FUNCTION fencepost.put_aside(p_lease_id bigint) RETURNS void LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE fencepost.leases x SET ended_at = clock_timestamp(), ended_by = 'holder', secret_hash = NULL, attempt = NULL
+   WHERE x.lease_id = p_lease_id $$;
 
 -- A grant whose claims had to wait begins when they are done, and so do its tokens. Only for the transaction that made it.
 CREATE FUNCTION fencepost.begin_now(p_lease_id bigint, OUT granted_at timestamptz, OUT expires_at timestamptz)

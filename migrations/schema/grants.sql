@@ -27,6 +27,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.secret_lock, fencepost.is_withdrawn, fencepost.withdraw,
   -- acquire.sql
   fencepost.acquire, fencepost.acquire_each, fencepost.extend, fencepost.release, fencepost.release_each, fencepost.begin_now,
+  fencepost.attempts_of, fencepost.taken_by, fencepost.put_aside,
   -- lock_states.sql
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql
@@ -78,6 +79,8 @@ GRANT EXECUTE ON FUNCTION
   fencepost.break_glass, fencepost.record_break_glass, fencepost.mark_behind_glass,
   -- reset.sql
   fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
+  -- acquire.sql
+  fencepost.is_taken,
   -- force_release.sql
   fencepost.force_release,
   -- judging.sql

@@ -34,8 +34,11 @@ CREATE TABLE fencepost.leases (
   expires_at  timestamptz NOT NULL,
   ended_at    timestamptz,
   ended_by    text CONSTRAINT leases_ended_by_check CHECK (ended_by IN ('holder', 'operator', 'generation')),
-  writes      text[] COLLATE "C" NOT NULL DEFAULT '{}'
+  writes      text[] COLLATE "C" NOT NULL DEFAULT '{}',
+  attempt     integer
 ) WITH (fillfactor = 70);
+
+COMMENT ON COLUMN fencepost.leases.attempt IS 'Of a lease of the next row of a table: how often the row was taken, with this time, since another than its takers wrote to it. Null: of a lock that the request named, or of a row that was put aside.';
 
 COMMENT ON COLUMN fencepost.leases.writes IS 'What its tokens may be used for where they are sealed, beside what its locks are named after and what it claims: names of resources, or how names begin, with * at the end.';
 

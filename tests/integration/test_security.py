@@ -761,9 +761,8 @@ async def test_a_change_of_keys_loads_no_tables(owner: Connection, database: str
         dsn=database,
         reload=reload,
         lost=pytest.fail,
-        channel="x",
-        woken=lambda _payload: woken.set(),
-        connected=lambda: None,
+        channels={"x": lambda _payload: woken.set()},
+        connected=(),
         keys=Announcements(forgotten.set),
     )
     async with listening(listener):
@@ -797,9 +796,8 @@ async def test_a_key_is_not_kept_for_long_while_announcements_are_not_heard(
             dsn=through,
             reload=reload,
             lost=lambda _reason: lost.set(),
-            channel="x",
-            woken=lambda _payload: None,
-            connected=heard.set,
+            channels={},
+            connected=(heard.set,),
             keys=announcements,
         )
         async with listening(listener):

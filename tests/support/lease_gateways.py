@@ -246,9 +246,8 @@ async def open_side(dsn: str, *, pool_size: int = 4, times: Times = TIMES) -> As
         dsn=dsn,
         reload=reload,
         lost=side.failures.append,
-        channel=side.queue.channel,
-        woken=lambda payload: side.queue.on_notify(payload),  # noqa: PLW0108 - looked up late: tests replace it
-        connected=listening,
+        channels={side.queue.channel: lambda payload: side.queue.on_notify(payload)},  # noqa: PLW0108 - looked up late
+        connected=(listening,),
     )
     task = asyncio.create_task(listener.run())
     try:

@@ -21,6 +21,7 @@ from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import Done, Outcome, Turns
+from fencepost.server.gateway.takers import NextRows
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.write import (
     NO_BODY,
@@ -204,7 +205,10 @@ async def open_gateway(
         turns = Turns(at_once=pool_size, wait=lock_timeout)
         reads = GroupCommit(database, reads=True, times=times)
         group = GroupCommit(database, times=times)
-        yield Gateway(*(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, 10**7), times=times)
+        taking = NextRows(times, database.waiting, print)
+        yield Gateway(
+            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, 10**7, taking), times=times
+        )
     finally:
         await database.close()
 

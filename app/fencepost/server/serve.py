@@ -27,6 +27,7 @@ from fencepost.server.gateway.gateway import Batches, Gateway, SealKeysFile, Sea
 from fencepost.server.gateway.group_commit import BatchedLocks, GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.gateway.results import Results
+from fencepost.server.gateway.takers import NextRows
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.data import Running
@@ -69,8 +70,8 @@ from fencepost.server.postgres.connection import UNREADABLE_URL, Limits
 from fencepost.server.postgres.database import AllowedRoles, Database
 from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
-from fencepost.server.postgres.listen import Listener
-from fencepost.server.postgres.pool import Quota
+from fencepost.server.postgres.listen import WRITTEN, Listener
+from fencepost.server.postgres.pool import Quota, waiting_quota
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
@@ -270,6 +271,7 @@ async def _opened(
         stopping.ask,
         partial(gateway.database.end_after, settings.shutdown_timeout),
         gateway.locks.queue.stop,
+        gateway.next_rows.stop,
     ]
     stops += [gateway.watches.stop, gateway.results.stop, gateway.batches.stopping.set]
     try:
@@ -289,6 +291,7 @@ async def _opened(
             yield replace(gateway, sources=sources, queues=queues, default_queue=settings.default_queue)
     finally:
         gateway.database.end_after(stopping.left())
+        await gateway.next_rows.close()
         await gateway.locks.close()
         await gateway.catalog.close()
         await gateway.group.close()
@@ -339,6 +342,7 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         turns,
         GroupCommit(database, wait_at_most=settings.pool_timeout, reads=True, times=times),
         settings.max_answer_bytes,
+        NextRows(times, waiting_quota(settings.max_waiting), lambda reason: emit(QueueFailed(reason))),
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         seals=Seals(configured.seal_keys, settings.seal_lifetime),
         roles=roles,
@@ -505,9 +509,8 @@ class Upkeep:
             dsn=dsn,
             reload=self.reload,
             lost=lambda reason: gateway.emit(ListenerLost(reason)),
-            channel=queue.channel,
-            woken=queue.on_notify,
-            connected=queue.on_listening,
+            channels={queue.channel: queue.on_notify, WRITTEN: gateway.next_rows.on_notify},
+            connected=[queue.on_listening, gateway.next_rows.on_listening],
             keys=announcements,
             times=gateway.times,
         )

@@ -119,8 +119,23 @@ async def claim_row(session: Session, table: ProtectedTable, write: RowWrite, mo
     return await attempt_alone(session, table.kept(_claiming, most_bytes), write)
 
 
+async def claim_rows(
+    session: Session, table: ProtectedTable, writes: Sequence[RowWrite], most_bytes: int
+) -> list[Outcome]:
+    """Claim rows that this transaction has locked already, in one round trip; as `claim_row` otherwise."""
+    answers = await attempt(session, table.kept(_claiming_locked, most_bytes), writes)
+    return [
+        await claim_row(session, table, write, most_bytes) if isinstance(answer, Alone) else answer
+        for write, answer in zip(writes, answers, strict=True)
+    ]
+
+
 def _claiming(table: ProtectedTable, most_bytes: int) -> Statements:
     return statements_of(table, "claim", _claim(table, most_bytes), "block")
+
+
+def _claiming_locked(table: ProtectedTable, most_bytes: int) -> Statements:
+    return statements_of(table, "claim", _claim(table, most_bytes), "skip")
 
 
 def _claim(table: ProtectedTable, most_bytes: int) -> Change:

@@ -20,6 +20,7 @@ from fencepost.server.gateway.election import Watches
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results
+from fencepost.server.gateway.takers import NextRows
 from fencepost.server.identity.keys import looks_like
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.source_leases import SourceLocks
@@ -265,6 +266,8 @@ class Gateway:
     reads: GroupCommit
     """Reads of one row by its key, which share statements."""
     max_answer_bytes: int
+    next_rows: NextRows
+    """Who stands in line for the next row of a table here."""
     kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
     """What is kept of answers under Idempotency-Keys."""
     waiters: Quota = field(default_factory=lambda: Quota(1000, 1000, "FENCEPOST_MAX_WAITERS"))

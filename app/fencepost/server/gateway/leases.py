@@ -7,11 +7,11 @@ sealed. From the grant on no older holder can write to what is claimed (R7, R9).
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller
@@ -106,7 +106,7 @@ async def acquire_lease(
             outcome = await _in_time(gateway, wanted, gone)
         if isinstance(outcome, Problem):
             if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
-                outcome = _nothing_held()
+                outcome = nothing_held()
             outcome = await with_blocker(gateway, None, outcome)
             gateway.emit(LeaseAsked("acquire", outcome.name, wanted.names, None, wanted.owner))
             gateway.report_if_forbidden(outcome)
@@ -139,26 +139,35 @@ async def _once(
     gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]"
 ) -> tuple[Granted | Problem, Sequence[Doubt]]:
     """Acquire with the tables as they are known; and give what of that may be outdated, and why it failed."""
-    catalog, on_tables = gateway.catalog.current, bool(wanted.claims or wanted.writes)
+    of_tables = [unquote(each.partition("/")[0]) for each in (*wanted.claims, *wanted.writes)]
+    return await tried(gateway, wanted, of_tables, _acquire(gateway, wanted, gone))
+
+
+async def tried(
+    gateway: Gateway, wanted: LockRequest, of_tables: Sequence[str], work: Coroutine[Any, Any, T | Problem]
+) -> tuple[T | Problem, Sequence[Doubt]]:
+    """Do what grants leases, once, as a caller who may act as its role; `of_tables`: whose pictures it uses, by name.
+    Give the problem that an error is, and what of the pictures may be outdated.
+    """
+    catalog = gateway.catalog.current
     why: Why | None = None
-    work = _acquire(gateway, wanted, gone)
     try:
-        outcome = await (acting(gateway, work) if on_tables and gateway.caller.role is not None else work)
+        outcome = await (acting(gateway, work) if of_tables and gateway.caller.role is not None else work)
     except RefusedClaim as refused:
         outcome = refused.problem
     except Overtaken:
         outcome = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
     except Withdrawn:
-        outcome = _withdrawn()
+        outcome = withdrawn()
     except (QueryError, StorageError, SourceError) as error:
         outcome, why = _problem_of(error, wanted.source, asked=wanted)
     else:
-        if isinstance(outcome, Granted):
+        if not isinstance(outcome, Problem):
             return outcome, ()
         why = "catalog" if outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE) else None
     if why is None:
         return outcome, ()
-    names = dict.fromkeys(unquote(each.partition("/")[0]) for each in (*wanted.claims, *wanted.writes))
+    names = dict.fromkeys(of_tables)
     found = [(name, table) for name in names for table in catalog.scopes.get(name) or (catalog.find(name),)]
     return outcome, [Doubt(each.name if each else name, each, why) for name, each in found] or [Doubt("", None, why)]
 
@@ -184,15 +193,15 @@ async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[
     claim = partial(_claim_all, gateway, claimed, wanted.source) if claimed else None
     match await locks.take(replace(wanted, writes=writes), claim, gone):
         case Granted(lease=lease, verdict="repeated") if wanted.owner_given and lease.owner != wanted.owner:
-            return _mismatch()  # two who use one secret are not one who asks twice
+            return mismatch()  # two who use one secret are not one who asks twice
         case Granted(lease=lease) as granted if binding is not None:
-            return replace(granted, lease=_sealed(gateway, lease, replace(binding, lease=lease.id)))
+            return replace(granted, lease=sealed(gateway, lease, replace(binding, lease=lease.id)))
         case Granted() as granted:
             return granted
         case Held() as held:
             return _lock_held(held, wanted.source)
         case Mismatch():
-            return _mismatch()
+            return mismatch()
 
 
 def _leases_of(gateway: Gateway, source: str) -> Leases | None:
@@ -200,7 +209,8 @@ def _leases_of(gateway: Gateway, source: str) -> Leases | None:
     return gateway.locks if source == BUILTIN else gateway.sources.get(source)
 
 
-def _sealed(gateway: Gateway, lease: LeaseRow, binding: Binding) -> LeaseRow:
+def sealed(gateway: Gateway, lease: LeaseRow, binding: Binding) -> LeaseRow:
+    """Seal the tokens of a lease."""
     return replace(lease, sealed=tuple(gateway.seals.seal(lease.tokens, binding)))
 
 
@@ -218,7 +228,7 @@ async def _release_for_nobody(
             await locks.release(granted.lease.lease_id, wanted.secret_hash)
     except (StorageError, SourceError) as error:
         return _problem_of(error, wanted.source, asked=wanted)[0]  # the lease's time will run out
-    return _nothing_held()
+    return nothing_held()
 
 
 # The claims of a lease: all of them, or the lease is not granted.
@@ -291,7 +301,7 @@ async def _claim_all(
     transaction, whose other statements are the gateway's. `repeated`: all is claimed already.
     """
     caller, most_bytes = gateway.caller, gateway.max_answer_bytes
-    one, left = (_reread if repeated else _claim), most_bytes
+    one, left = (reread if repeated else _claim), most_bytes
 
     def of_users(*tables: Table) -> AbstractAsyncContextManager[None]:
         runs = any(table.runs_code for table in tables)
@@ -317,7 +327,7 @@ async def _claim_all(
                 done[numbers[position]] = known_as[resource]
                 left -= sum(len(row.encode()) for row in known_as[resource].rows)
                 if left < 0:
-                    raise RefusedClaim(_too_large(most_bytes))
+                    raise RefusedClaim(too_large(most_bytes))
     return [done[number] for number in range(len(claimed))]
 
 
@@ -348,7 +358,7 @@ async def _claim_scopes(
             done[number] = Done([], mark, resource=name, scope=name)
         elif refused := await enter(connection, table, scope, [name], token):
             problem = refused_scope(table, refused[0], token)
-            await _roll_back(connection, problem, table, token, source)
+            await roll_back(connection, problem, table, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
         sharing = claimed[number].sharing
@@ -363,10 +373,10 @@ async def _claim(
     outcome = await claim_row(connection, table, RowWrite(key, token), most_bytes)
     if isinstance(outcome, Done):
         return outcome
-    return await _roll_back(connection, outcome, table, token, source)
+    return await roll_back(connection, outcome, table, token, source)
 
 
-async def _roll_back(
+async def roll_back(
     connection: Session, outcome: Problem, table: ProtectedTable, token: Token, source: str
 ) -> NoReturn:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
@@ -391,7 +401,7 @@ async def _roll_back(
     )
 
 
-async def _reread(
+async def reread(
     connection: Session, table: ProtectedTable, key: RowKey, token: Token, _source: str, most_bytes: int
 ) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
@@ -399,13 +409,14 @@ async def _reread(
     try:
         row = await reading.row(connection, table, key, None, most_bytes)
     except reading.TooManyBytesError as error:
-        raise RefusedClaim(_too_large(most_bytes)) from error
+        raise RefusedClaim(too_large(most_bytes)) from error
     known = max(found.live or 0, found.recorded or 0, token)
     mark = known if shown_mark(table.fence.rule, known) is not None else token
     return Done([row.json] if row else [], mark, resource=found.resource)
 
 
-def _too_large(most_bytes: int) -> Problem:
+def too_large(most_bytes: int) -> Problem:
+    """Refuse an answer that is too large."""
     return bad_request(
         f"claim: The rows have more than {most_bytes} bytes.",
         "Claim fewer rows with a lease; FENCEPOST_MAX_ANSWER_BYTES.",
@@ -428,7 +439,7 @@ def forbidden_lock(caller: Caller, names: Sequence[str]) -> Problem | None:
     )
 
 
-def _mismatch() -> Problem:
+def mismatch() -> Problem:
     """Refuse a secret that is taken."""
     return bad_request(
         "X-Lease-Secret: this secret is that of a live lease of other locks, claims or writes, or of another owner",
@@ -464,7 +475,7 @@ def _lock_held(held: Held, source: str) -> Problem:
     )
 
 
-def _nothing_held() -> Problem:
+def nothing_held() -> Problem:
     """Say that nothing was granted, to a client that may still read."""
     return bad_request(
         "The client closed its half of the connection before the lock was granted: nothing is held.",
@@ -472,7 +483,7 @@ def _nothing_held() -> Problem:
     )
 
 
-def _withdrawn() -> Problem:
+def withdrawn() -> Problem:
     """Refuse a secret whose acquire was withdrawn."""
     return bad_request(
         "X-Lease-Secret: the acquire with this secret was withdrawn (DELETE /v1/leases): it is granted nothing.",
@@ -489,9 +500,11 @@ def _problem_of(
     if isinstance(error, SourceError):
         return source_problem(error, source), None
     if isinstance(error, QueryError):
+        if asked is not None and not asked.names:
+            return bad_request(f"next: {error}"), problem_of(error, None)[1]
         return bad_request(f"claim: {error}"), None
     if isinstance(error, RefusedError) and error.constraint in _ONE_SECRET:  # two requests at once, for different locks
-        return _mismatch(), None
+        return mismatch(), None
     problem, why = problem_of(error, None)
     if problem.type is not OUTCOME_UNKNOWN:
         return problem, why
@@ -541,7 +554,7 @@ async def mint(gateway: Gateway, lease_id: LeaseId, secret: str, count: int) -> 
 
     binding = await _answered(bind, lease_id.source)
     # Tokens that get no seal are never used.
-    return binding if isinstance(binding, Problem) else _sealed(gateway, lease, binding)
+    return binding if isinstance(binding, Problem) else sealed(gateway, lease, binding)
 
 
 async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem | None:

@@ -16,12 +16,16 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway import leases
+from fencepost.server.gateway.next_rows import Next, take_next
+from fencepost.server.gateway.takers import LOOK_MOST, TakenRow
 from fencepost.server.http.answers import ClaimAnswer, declared, json_response
 from fencepost.server.http.guard import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.http.query import only, parse_order, parse_query
 from fencepost.server.http.routes import Answered, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.leases import Granted, LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
+from fencepost.server.postgres.query import QueryError
 
 # What the bodies and queries of these routes have. Every refusal names what is wrong and where.
 
@@ -79,8 +83,48 @@ Limit = Annotated[
 Whole = Annotated[int, SkipValidation, WithJsonSchema({"type": "integer", "minimum": 1})]  # _require_within looks
 
 
+_OF_NEXT: Final = ("limit", "order", "table", "where")
+
+
+def _next(value: object) -> Next:
+    """Read `next`. Raises UnfitError."""
+    if not isinstance(value, dict) or not isinstance(value.get("table"), str):
+        raise UnfitError('an object with the name of a table is expected: {"table": "jobs", "where": "status=eq.new"}')
+    if unknown := sorted(value.keys() - {*_OF_NEXT}):
+        raise UnfitError(f"{', '.join(unknown)[:100]}: unknown; it takes {', '.join(_OF_NEXT)}")
+    where, order, limit = value.get("where", ""), value.get("order", ""), value.get("limit", 1)
+    if not isinstance(where, str) or not isinstance(order, str):
+        raise UnfitError("where and order are texts, as in the query of GET /v1/data/jobs?status=eq.new&order=id")
+    _require_within("limit", limit, 1, LOOK_MOST)
+    try:
+        filters = only(parse_query(where.encode()), "filters").filters
+        return Next(value["table"], filters, parse_order(order) if order else (), limit)
+    except QueryError as error:
+        raise UnfitError(str(error)) from error
+
+
+NextRow = Annotated[
+    Next | None,
+    PlainValidator(_next),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["table"],
+            "properties": {
+                "table": {"type": "string"},
+                "where": {"type": "string", "description": "Filters, as in the query of a GET of rows."},
+                "order": {"type": "string", "description": "As in the query of a GET of rows; by the key without it."},
+                "limit": {"type": "integer", "minimum": 1, "maximum": LOOK_MOST, "default": 1},
+            },
+        }
+    ),
+]
+
+
 class LeaseRequest(Taken):
-    """What to acquire: one lock, or several of which all or none are granted. Times in milliseconds.
+    """What to acquire: one lock, or several of which all or none are granted; or, with `next`, the locks of the first
+    rows of a table that nobody holds. Times in milliseconds.
 
     `writes`: what the sealed tokens may be used for beside what locks and claims name: resources, or `orders/*`.
     """
@@ -112,6 +156,7 @@ class LeaseRequest(Taken):
     ] = ()
     keep_place: Annotated[bool, Strict(), Says("true or false is expected")] = False
     source: Source = BUILTIN
+    next: NextRow = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,12 +165,14 @@ class LeaseRequest(Taken):
 
     @model_validator(mode="after")
     def _fits(self, info: ValidationInfo) -> "LeaseRequest":
-        if ("lock" in self.model_fields_set) == ("locks" in self.model_fields_set):
-            raise UnfitError('name what to lock: {"lock": "orders/order-123"}, or several in "locks"')
+        if len({"lock", "locks", "next"} & self.model_fields_set) != 1:
+            raise UnfitError(
+                'name what to lock: {"lock": "orders/order-123"}, or several in "locks", or {"next": {"table": "jobs"}}'
+            )
         _require_within("ttl_ms", self.ttl_ms, 1, _limits(info).ttl_ms, "FENCEPOST_MAX_TTL")
         _require_within("wait_ms", self.wait_ms, 0, MOST_MS)
         _require_within("tokens", self.tokens, 1, _limits(info).tokens, "FENCEPOST_MAX_TOKENS")
-        for name in self.names:
+        for name in () if self.next else self.names:
             if len(name.encode()) > LONGEST_NAME:
                 raise UnfitError(f"lock: {_OF_A_NAME.format(value=f'{name!r:.60}')}")
         try:
@@ -144,6 +191,8 @@ class LeaseRequest(Taken):
                 f"writes: they have more than {LONGEST_WRITES} bytes together, and stand in each sealed token",
                 "orders/* names all rows of a table.",
             )
+        if self.next is not None and (other := {"claim", "keep_place", "source"} & self.model_fields_set):
+            raise UnfitError(f"{min(other)}: not with next, which claims its row, under the source {BUILTIN}")
         return self
 
 
@@ -198,7 +247,8 @@ class LeaseAnswer(TypedDict):
 
     The grant is not earlier than the request's start plus `waited_ms`; `remaining_ms` is what the database's clock left
     of the lease then, without the time that the claims took. `sealed_token` and `sealed_tokens` are the tokens with
-    their seals, where the gateway has keys.
+    their seals, where the gateway has keys. `row` and `attempt` are of a lease of the next row of a table: the row, as
+    its claim found it, and how often the row was taken, with this time.
     """
 
     lease_id: str
@@ -217,6 +267,15 @@ class LeaseAnswer(TypedDict):
     remaining_ms: int
     waited_ms: int
     claims: list[ClaimAnswer]
+    row: NotRequired[dict[str, Any] | None]
+    attempt: NotRequired[int]
+
+
+@declared
+class LeasesAnswer(TypedDict):
+    """The leases of several rows, which a `limit` above 1 asked for: as many as there were, one at least."""
+
+    leases: list[LeaseAnswer]
 
 
 @declared
@@ -296,7 +355,20 @@ def grant_body(granted: Granted, secret: str) -> dict[str, object]:
             }
             for claim in granted.claims
         ],
+        **(
+            {}
+            if lease.attempt is None
+            else {"row": orjson.Fragment(granted.claims[0].rows[0]), "attempt": lease.attempt}
+        ),
     }
+
+
+def _next_row(granted: Granted) -> dict[str, object]:
+    """Give what is said of the lease of a next row beside that; of a repeated one the row may have been deleted."""
+    if granted.lease.attempt is None:
+        return {}
+    rows = granted.claims[0].rows
+    return {"row": orjson.Fragment(rows[0]) if rows else None, "attempt": granted.lease.attempt}
 
 
 def mint_body(lease: LeaseRow) -> dict[str, object]:
@@ -353,6 +425,9 @@ def _one_name(names: tuple[str, ...]) -> str | None:
 async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
     """Lock all of `locks`, or nothing. With `wait_ms` wait in the queue, first come first served.
 
+    `next` locks the first row of a table that matches and that nobody holds, claims it, and answers with the row: the
+    next job. Rows that others are taking are passed by. With a `limit` above 1 several, each with a lease of its own.
+
     `claim` raises the marks of resources in the same transaction: the holder before is fenced from the moment
     of the grant, and `claims` has the rows, which no older holder can change any more.
     """
@@ -361,9 +436,11 @@ async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
         raise RequestError(
             bad_request("body: keep_place: a place is kept for a client that has its X-Lease-Secret, and there is none")
         )
+    if asked.secret is not None and body.next is not None and body.next.limit > 1:
+        raise RequestError(bad_request("X-Lease-Secret: it is that of one lease, and next asks for several (limit)"))
     peer = scope.get("client")
     wanted = LockRequest(
-        names=body.names,
+        names=() if body.next else body.names,
         secret=asked.secret if asked.secret is not None else secrets.token_urlsafe(32),
         chosen=asked.secret is not None,
         owner=body.owner or (peer[0] if peer else "unknown"),
@@ -378,14 +455,31 @@ async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
         writes=body.writes,
     )
     async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
-        outcome = await leases.acquire_lease(gateway, wanted, gone, partial(may_ask_again, scope))
+        back = partial(may_ask_again, scope)
+        outcome: Granted | list[TakenRow] | Problem = (
+            await leases.acquire_lease(gateway, wanted, gone, back)
+            if body.next is None
+            else await take_next(gateway, wanted, body.next, gone, back)
+        )
         if gone.done():
             refuse_if_over(scope, gone, gateway.report_if_forbidden)
-    if isinstance(outcome, Problem):
-        return problem_response(outcome)
-    status = 201 if outcome.verdict == "granted" else 200
-    headers = {"Cache-Control": "no-store", "Location": f"/v1/leases/{outcome.lease.id}"}
-    return Response(orjson.dumps(grant_body(outcome, wanted.secret)), status, headers, "application/json")
+    match outcome:
+        case Problem():
+            return problem_response(outcome)
+        case Granted():
+            return _granted(outcome, wanted.secret)
+        case []:
+            return _nothing()
+        case [taken] if body.next is None or body.next.limit == 1:
+            return _granted(taken.granted, taken.wanted.secret)
+    bodies = [grant_body(taken.granted, taken.wanted.secret) for taken in outcome]
+    return Response(orjson.dumps({"leases": bodies}), 201, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _granted(granted: Granted, secret: str) -> Response:
+    headers = {"Cache-Control": "no-store", "Location": f"/v1/leases/{granted.lease.id}"}
+    status = 201 if granted.verdict == "granted" else 200
+    return Response(orjson.dumps(grant_body(granted, secret)), status, headers, "application/json")
 
 
 async def delete_acquire(asked: Asked[NoQuery, None]) -> Response:
@@ -467,8 +561,9 @@ LEASES: Final = (
         body=LeaseRequest,
         example={"lock": "accounts/account-123", "owner": "worker-a", "ttl_ms": 30000},
         answers={
-            201: Answered("The lease.", LeaseAnswer),
+            201: Answered("The lease, or those of the next rows.", LeaseAnswer | LeasesAnswer),
             200: Answered("The same secret again: the same lease.", LeaseAnswer),
+            204: Answered("There is no next row."),
         },
         refusals=(
             _BAD,

@@ -101,6 +101,8 @@ class LeaseRow:
     """What its tokens may be used for where they are sealed, beside what locks and claims name."""
     tokens: tuple[Token, ...] = ()
     """Those that came with the grant, or that this very call drew."""
+    attempt: int | None = None
+    """Of the next row of a table: how often that was taken, with this time; None: the request named its locks."""
     sealed: tuple[str, ...] = ()
     """The same with their seals; none where the gateway has no keys."""
 
@@ -198,8 +200,8 @@ _ACQUIRED = (
 )
 _ACQUIRE = f"SELECT {_ACQUIRED} FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _ACQUIRE_EACH = (
-    f"SELECT {_ACQUIRED}, busy FROM fencepost.acquire_each($1, $2, $3, $4, $5) WITH ORDINALITY AS e(busy, acquired, o),"
-    " LATERAL (SELECT (e.acquired).*) AS a ORDER BY o"
+    f"SELECT {_ACQUIRED}, busy, attempt FROM fencepost.acquire_each($1, $2, $3, $4, $5, $6, $7)"
+    " WITH ORDINALITY AS e(busy, acquired, attempt, o), LATERAL (SELECT (e.acquired).*) AS a ORDER BY o"
 )
 _RELEASE_EACH = (
     "SELECT busy, woken FROM fencepost.release_each($1, $2, $3) WITH ORDINALITY AS e(busy, woken, o) ORDER BY o"
@@ -239,9 +241,12 @@ async def try_locks(
     return _acquired(row, wanted)
 
 
-async def try_each(connection: Connection, batch: Sequence[LockRequest]) -> list[Acquired | Withdrawn | None]:
-    """Try for the one lock of each request, without claims and waits, in one transaction; None: it is busy. They are
-    sorted by the names of their locks.
+async def try_each(
+    connection: Connection, batch: Sequence[LockRequest], marks: Sequence[int] | None = None
+) -> list[Acquired | Withdrawn | None]:
+    """Try for the one lock of each request, without waits, in one transaction; None: it is busy. They are sorted by the
+    names of their locks, and have the same `writes`. `marks`: of the rows that the locks are named after, which each
+    request claims; None: they have no claims.
     """
     rows = await connection.fetch(
         _ACQUIRE_EACH,
@@ -250,6 +255,8 @@ async def try_each(connection: Connection, batch: Sequence[LockRequest]) -> list
         [wanted.owner for wanted in batch],
         [wanted.ttl_ms for wanted in batch],
         [wanted.tokens for wanted in batch],
+        marks,
+        list(batch[0].writes),
     )
     return [None if row["busy"] else _or_withdrawn(row, wanted) for row, wanted in zip(rows, batch, strict=True)]
 
@@ -287,9 +294,32 @@ def _acquired(row: asyncpg.Record, wanted: LockRequest) -> Acquired:
         claims=wanted.claims,
         writes=wanted.writes,
         tokens=tuple(map(Token, row["tokens"])),
+        attempt=row.get("attempt"),
     )
     claim_token = None if row["claim_token"] is None else Token(row["claim_token"])
     return Granted(lease=lease, verdict=row["verdict"], claim_token=claim_token)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBy:
+    """What a secret has. `busy`: another request with it is under way. `names`: the locks of its live lease; None:
+    there is none. `attempt`: that of a lease of the next row.
+    """
+
+    busy: bool
+    names: tuple[str, ...] | None
+    attempt: int | None
+
+
+async def taken_by(connection: Connection, hashes: Sequence[bytes]) -> list[TakenBy]:
+    """Look what secrets have, and let no grant under them begin before this transaction is over."""
+    rows = await connection.fetch("SELECT busy, names, attempt FROM fencepost.taken_by($1)", hashes)
+    return [TakenBy(row["busy"], None if row["names"] is None else tuple(row["names"]), row["attempt"]) for row in rows]
+
+
+async def put_aside(connection: Connection, lease_id: int) -> None:
+    """End a lease of the next row in the transaction that granted it: the row was taken too often."""
+    await connection.execute("SELECT fencepost.put_aside($1)", lease_id)
 
 
 async def extend(

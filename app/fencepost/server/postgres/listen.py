@@ -3,8 +3,9 @@ own, made anew whenever it breaks.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import asyncpg
@@ -14,6 +15,8 @@ from fencepost.server.postgres.errors import SessionError
 from fencepost.server.times import TIMES, Times
 
 CHANNEL: Final = "fencepost"
+WRITTEN: Final = "fencepost_work"
+"""On which tables under `protect --work` say that they were written to, with their oids (next_rows.sql)."""
 KEYS: Final = "keys"
 """The payload that announces changed API keys (api_keys.sql)."""
 
@@ -31,7 +34,7 @@ class KeyListener(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Listener:
-    """Calls `reload` for each `NOTIFY fencepost`, `woken` with each payload on the gateway's own channel.
+    """Calls `reload` for each `NOTIFY fencepost`, and those of other `channels` with each payload on them.
 
     After each reconnection it calls `reload` and `connected`, for some may have been missed. `keys` gets what concerns
     API keys, also while a reload is under way.
@@ -40,9 +43,8 @@ class Listener:
     dsn: str
     reload: Callable[[], Awaitable[object]]
     lost: Callable[[str], None]
-    channel: str
-    woken: Callable[[str], None]
-    connected: Callable[[], None]
+    channels: Mapping[str, Callable[[str], None]]
+    connected: Sequence[Callable[[], None]]
     keys: KeyListener | None = None
     times: Times = TIMES
     _notified: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -63,9 +65,11 @@ class Listener:
         try:
             connection.add_termination_listener(self._on_end)
             await connection.add_listener(CHANNEL, self._on_notification)
-            await connection.add_listener(self.channel, lambda *notification: self.woken(str(notification[-1])))
+            for channel, woken in self.channels.items():
+                await connection.add_listener(channel, partial(_hand_on, woken))
             self._notified.set()
-            self.connected()
+            for tell in self.connected:
+                tell()
             if self.keys is not None:
                 self.keys.on_listening()
             while not connection.is_closed():
@@ -87,3 +91,7 @@ class Listener:
         self._notified.set()
         if self.keys is not None:
             self.keys.on_silence()
+
+
+def _hand_on(woken: Callable[[str], None], *notification: object) -> None:
+    woken(str(notification[-1]))

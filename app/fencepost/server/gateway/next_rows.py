@@ -1,0 +1,388 @@
+"""The next row of a table that no request has taken: found, locked, claimed and counted in one transaction.
+
+Requests that ask the same (table, filters, order, caller) at the same time share that transaction (gateway/takers.py).
+
+1. It finds and locks rows as the caller, passing by what another transaction has locked or a lease holds; acquires the
+   lock of each, named as the row is; and claims the rows with the tokens of the grants. It waits for nobody: what is
+   busy is passed by, and the next rows are looked for.
+2. A row of a worker that died is passed by for as long as its lease lives; then the row is found again, under a higher
+   token. What the dead one still sends is refused by the row's mark.
+3. How often a row was taken is known from its mark (acquire.sql): it is counted in the grant's own transaction.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller, likes
+from fencepost.server.fence.problem_types import (
+    DATABASE_UNAVAILABLE,
+    UNKNOWN_TABLE,
+    WRONG_TOKEN_SOURCE,
+)
+from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import BUILTIN, EXTERNAL
+from fencepost.server.gateway import leases
+from fencepost.server.gateway.attempt import claim_rows
+from fencepost.server.gateway.claims import binding_of, names_of_writes
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Doubt
+from fencepost.server.gateway.plan import not_with_queue, require_protected
+from fencepost.server.gateway.refusals import RETRY_AFTER, unavailable, with_blocker
+from fencepost.server.gateway.takers import Looks, Question, Served, TakenRow, Taker
+from fencepost.server.gateway.use_cases import until_certain
+from fencepost.server.locks.builtin import OVERTAKEN
+from fencepost.server.locks.leases import Overtaken
+from fencepost.server.observe.events import LeaseAsked
+from fencepost.server.postgres import leases as statements
+from fencepost.server.postgres import next_rows, reading
+from fencepost.server.postgres.connection import RowWrite, Session, Statement
+from fencepost.server.postgres.database import as_caller, in_transaction, run_write, users_code
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.leases import Granted, LockRequest, Mismatch, Withdrawn
+from fencepost.server.postgres.next_rows import Look, NextRow
+from fencepost.server.postgres.query import Filter, OrderTerm, Query
+from fencepost.server.postgres.tables import ProtectedTable, Table
+
+LONGEST_LOCK: Final = 512
+"""Bytes of a lock's name, and so of that of a row that can be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What a request asks for: `limit` rows, at most, of a table."""
+
+    table: str
+    where: tuple[Filter, ...] = ()
+    order: tuple[OrderTerm, ...] = ()
+    limit: int = 1
+
+
+# One look: a transaction, in which rows are found, granted and claimed.
+
+ROUNDS: Final = 10
+"""How often one look passes by what was busy, or put aside, and looks for the next rows."""
+
+
+def fitting(found: Table | None, name: str) -> ProtectedTable | Problem:
+    """Give a table whose rows can be taken, or say why they cannot."""
+    if found is None:
+        return Problem(UNKNOWN_TABLE, f"next: there is no table {name}.")
+    table = require_protected(found)
+    if isinstance(table, Problem):
+        return table
+    fence = table.fence
+    if fence.queue is not None:
+        return not_with_queue(fence, "the claim of the next row")
+    if fence.scope is not None:
+        return bad_request(
+            f"next: the rows of {fence.name} have the mark of their scope, {fence.scope.template}, and no locks of"
+            " their own"
+        )
+    if fence.source not in (EXTERNAL, BUILTIN):
+        return Problem(
+            WRONG_TOKEN_SOURCE,
+            f"next: {fence.name} takes tokens of {fence.source}, and the next row is granted with those of {BUILTIN}.",
+            hint=f"`fencepost protect {fence.name} --source {BUILTIN}` has it take these.",
+        )
+    return table
+
+
+@dataclass(slots=True)
+class LooksOf(Looks):
+    """The looks of one line, as its caller."""
+
+    gateway: Gateway
+    question: Question
+    oid: int = 0
+
+    def _table(self) -> ProtectedTable:
+        found = fitting(self.gateway.catalog.current.find(self.question.table), self.question.table)
+        if isinstance(found, Problem):
+            raise leases.RefusedClaim(found)
+        self.oid = found.oid
+        return found
+
+    async def look(self, looking: Sequence[Taker]) -> Served:
+        """Find, grant and claim; again where a younger token got ahead. Raises Overtaken, too, and RefusedClaim."""
+        table = self._table()
+
+        async def once(session: Session) -> Served:
+            transaction = _Transaction(session, self.gateway, self.question, table, looking)
+            return await in_transaction(session, transaction.run)
+
+        for _ in range(OVERTAKEN - 1):
+            with suppress(Overtaken):
+                return await run_write(self.gateway.database.for_grants, once)
+        return await run_write(self.gateway.database.for_grants, once)
+
+    async def watch(self, line: UUID) -> None:
+        table = self._table()
+        if table.fence.work:
+            await self._note(lambda session: next_rows.watch(session, table.oid, line))
+
+    async def unwatch(self, line: UUID) -> None:
+        await self._note(lambda session: next_rows.unwatch(session, line))
+
+    async def release(self, taken: TakenRow, *, unless_kept: bool) -> None:
+        locks, hashed = self.gateway.locks, taken.wanted.secret_hash
+        if not unless_kept or await locks.is_withdrawn(hashed):
+            await locks.release(taken.granted.lease.lease_id, hashed)
+
+    async def _note(self, statement: Callable[[Session], Awaitable[None]]) -> None:
+        await run_write(self.gateway.database.for_leases, statement, repeatable=True)
+
+
+def _statement(
+    table: ProtectedTable,
+    where: tuple[Filter, ...],
+    order: tuple[OrderTerm, ...],
+    patterns: tuple[str, ...] | None,
+) -> Statement[Look]:
+    return next_rows.next_rows(table, where, order, patterns)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """One look, on its connection."""
+
+    session: Session
+    gateway: Gateway
+    question: Question
+    table: ProtectedTable
+    looking: Sequence[Taker]
+
+    async def run(self) -> Served:
+        served = Served([[] for _ in self.looking])
+        await self._find_again(served)
+        question, passed_by = self.question, list[str]()
+        patterns = likes(question.caller.locks)
+        statement = self.table.kept(
+            _statement, question.where, question.order, None if patterns is None else tuple(patterns)
+        )
+        for _ in range(ROUNDS):
+            if not (wanting := served.wanted(self.looking)):
+                break
+            async with self._as_caller():
+                rows = await next_rows.find(self.session, statement, Look(len(wanting), passed_by))
+            if not rows:
+                return served
+            passed_by += [row.name for row in rows]
+            await self._grant(dict(zip(rows, wanting, strict=False)), served)
+        served.more = True
+        return served
+
+    async def _find_again(self, served: Served) -> None:
+        """Find what requests with secrets of their own were granted already; no grant under one of these begins before
+        this transaction is over.
+        """
+        by_hash: dict[bytes, int] = {}
+        for number, taker in enumerate(self.looking):
+            if taker.wanted.chosen and by_hash.setdefault(taker.wanted.secret_hash, number) != number:
+                served.problems[number] = _under_way()
+        if not by_hash:
+            return
+        again: dict[NextRow, int] = {}
+        found = await statements.taken_by(self.session, list(by_hash))
+        for number, has in zip(by_hash.values(), found, strict=True):
+            if has.busy:
+                served.problems[number] = _under_way()
+            elif has.names is not None and has.attempt is None:
+                served.problems[number] = leases.mismatch()
+            elif has.names is not None:
+                again[NextRow(has.names[0], 0)] = number
+        await self._grant(again, served, repeated=True)
+
+    async def _grant(self, rows: Mapping[NextRow, int], served: Served, *, repeated: bool = False) -> None:
+        """Acquire the locks of rows, each for one of those who look, and claim the rows."""
+        pairs = sorted(((row, number, self.looking[number].request(row)) for row, number in rows.items()), key=_by_name)
+        if not pairs:
+            return
+        for row, _, _ in pairs:
+            if len(row.name.encode()) > LONGEST_LOCK:
+                raise leases.RefusedClaim(
+                    bad_request(f"next: {row.name[:60]}…: a lock has a name of 512 bytes at most")
+                )
+        read = self._now()
+        tries = await statements.try_each(
+            self.session, [wanted for _, _, wanted in pairs], [row.mark for row, _, _ in pairs]
+        )
+        granted: list[tuple[int, LockRequest, Granted]] = []
+        for (_, number, wanted), outcome in zip(pairs, tries, strict=True):
+            if isinstance(outcome, Withdrawn):
+                served.problems[number] = leases.withdrawn()
+            elif isinstance(outcome, Mismatch):
+                served.problems[number] = _under_way()
+            elif isinstance(outcome, Granted):
+                if repeated and outcome.verdict == "granted":
+                    raise Overtaken  # it was over just now: the row may be no longer what was asked for
+                granted.append((number, wanted, outcome))
+        claimed = await self._claim(granted, repeated=repeated)
+        for (number, wanted, outcome), claim in zip(granted, claimed, strict=True):
+            lease = outcome.lease
+            if self._now() - read > self.gateway.times.queue.late_share * lease.ttl_ms / 1000 and not repeated:
+                begun, read_then = await statements.begin_now(self.session, lease.lease_id), self._now()
+                lease = replace(lease, granted_at=begun[0], expires_at=begun[1])
+            else:
+                read_then = read
+            late_ms = math.ceil((self._now() - read_then) * 1000)
+            lease = replace(lease, remaining_ms=max(lease.remaining_ms - late_ms, 0))
+            served.rows[number].append(TakenRow(wanted, replace(outcome, lease=lease, claims=[claim])))
+
+    async def _claim(self, granted: Sequence[tuple[int, LockRequest, Granted]], *, repeated: bool) -> list[Done]:
+        """Claim the rows with the tokens of the grants; read them, where that was done before."""
+        if not granted:
+            return []
+        table, most_bytes = self.table, self.gateway.max_answer_bytes
+        writes = [
+            RowWrite(parse_resource(wanted.names[0]).key, outcome.claim_token)
+            for _, wanted, outcome in granted
+            if outcome.claim_token is not None
+        ]
+        async with self._as_caller():
+            if repeated:
+                again = partial(leases.reread, self.session, table)
+                return [await again(write.key, write.token, BUILTIN, most_bytes) for write in writes]
+            outcomes = await claim_rows(self.session, table, writes, most_bytes)
+            return [
+                outcome
+                if isinstance(outcome, Done)
+                else await leases.roll_back(self.session, outcome, table, write.token, BUILTIN)
+                for write, outcome in zip(writes, outcomes, strict=True)
+            ]
+
+    @asynccontextmanager
+    async def _as_caller(self) -> AsyncIterator[None]:
+        """Act as the caller, whose code runs; what that does to the session is undone."""
+        caller, runs = self.question.caller, self.table.runs_code or self.table.reads_run_code
+        async with (
+            as_caller(self.session, caller),
+            users_code(self.session, caller, runs=runs, local=True),
+        ):
+            yield
+
+    def _now(self) -> float:
+        return self.gateway.times.clock.monotonic()
+
+
+def _by_name(pair: tuple[NextRow, int, LockRequest]) -> bytes:
+    return pair[0].name.encode()
+
+
+def _under_way() -> Problem:
+    return Problem(
+        DATABASE_UNAVAILABLE,
+        "Another request with this X-Lease-Secret is under way.",
+        hint="Ask again: what it was granted is found then.",
+        retry_after=RETRY_AFTER,
+    )
+
+
+# The use case.
+
+
+async def take_next(
+    gateway: Gateway,
+    wanted: LockRequest,
+    asked: Next,
+    gone: "asyncio.Future[None]",
+    may_ask_again: Callable[[], bool] = lambda: True,
+) -> list[TakenRow] | Problem:
+    """Take the next rows of a table, `limit` at most: none where there is none, or none comes within `wait_ms`. `gone`,
+    `may_ask_again`: see `acquire_lease`.
+    """
+    wanted = replace(wanted, caller=gateway.caller)
+    if "write" not in gateway.caller.access:
+        return out_of_scope(gateway.caller, "write")
+    with gateway.waiters.place(ASKING.get()) if wanted.wait_ms else nullcontext() as full:
+        if full is not None:
+            too_many = f"no more requests may wait for locks at this gateway: there are {full}"
+            outcome: list[TakenRow] | Problem = unavailable(UnavailableError(too_many))
+        else:
+            outcome = await _in_time(gateway, wanted, asked, gone, may_ask_again)
+    if isinstance(outcome, Problem):
+        outcome = await with_blocker(gateway, None, outcome)
+        gateway.emit(LeaseAsked("acquire", outcome.name, (), None, wanted.owner))
+        gateway.report_if_forbidden(outcome)
+        return outcome
+    for taken in outcome:
+        granted, lease = taken.granted, taken.granted.lease
+        tokens = len(lease.tokens) + 1 if granted.verdict == "granted" else 0
+        waited = granted.waited_ms / 1000
+        gateway.emit(LeaseAsked("acquire", granted.verdict, lease.names, lease.id, wanted.owner, waited, tokens))
+    return outcome
+
+
+async def _in_time(
+    gateway: Gateway,
+    wanted: LockRequest,
+    asked: Next,
+    gone: "asyncio.Future[None]",
+    may_ask_again: Callable[[], bool],
+) -> list[TakenRow] | Problem:
+    """Take while the caller's credential lasts; once more where the picture of the table was outdated."""
+    arrived = asyncio.get_running_loop().time()
+    if gateway.caller.ends is not None:
+        wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
+    deadline = gateway.times.clock.monotonic() + wanted.wait_ms / 1000
+
+    async def once_more() -> tuple[list[TakenRow] | Problem, Sequence[Doubt]]:
+        work = _take(gateway, wanted, asked, deadline, gone, may_ask_again)
+        return await leases.tried(gateway, wanted, [asked.table], work)
+
+    outcome, doubts = await once_more()
+    return await until_certain(gateway, outcome, doubts, once_more) if doubts else outcome
+
+
+async def _take(
+    gateway: Gateway,
+    wanted: LockRequest,
+    asked: Next,
+    deadline: float,
+    gone: "asyncio.Future[None]",
+    may_ask_again: Callable[[], bool],
+) -> list[TakenRow] | Problem:
+    """Read what is asked for, stand in line, seal the tokens."""
+    table = fitting(gateway.catalog.current.find(asked.table), asked.table)
+    if isinstance(table, Problem):
+        return table
+    reading.check(table, Query(filters=asked.where, order=asked.order))
+    writes = await names_of_writes(gateway, wanted.writes) if wanted.writes else ()
+    if isinstance(writes, Problem):
+        return writes
+    question = Question(asked.table, asked.where, asked.order, writes, _asking(gateway.caller))
+    arrived = gateway.times.clock.monotonic()
+    taker = Taker(replace(wanted, writes=writes), asked.limit, deadline, asyncio.get_running_loop().create_future())
+    try:
+        answer = await gateway.next_rows.take(question, LooksOf(gateway.of(question.caller), question), taker, gone)
+    finally:
+        taker.is_kept = wanted.chosen and may_ask_again()
+    if answer is None:
+        return leases.nothing_held()
+    if isinstance(answer, Problem):
+        return answer
+    waited_ms = int((gateway.times.clock.monotonic() - arrived) * 1000) if wanted.wait_ms else 0
+    return [await _finished(gateway, taken, waited_ms) for taken in answer]
+
+
+def _asking(caller: Caller) -> Caller:
+    """Give what of a caller counts for the rows that it is given: those who are the same in that stand in one line."""
+    if caller.role is None:
+        return EVERYBODY if caller.locks is None else Caller("", locks=caller.locks)
+    return Caller(caller.name, role=caller.role, claims=caller.claims, locks=caller.locks)
+
+
+async def _finished(gateway: Gateway, taken: TakenRow, waited_ms: int) -> TakenRow:
+    """Add how long it took, and seals. The name of the row is the one that PostgreSQL gives it: nothing is asked."""
+    granted = replace(taken.granted, waited_ms=waited_ms)
+    if gateway.seals.keys is not None:
+        lease = granted.lease
+        binding = await binding_of(gateway, BUILTIN, lease.names, (), lease.writes, lease.id)
+        granted = replace(granted, lease=leases.sealed(gateway, lease, binding))
+    return replace(taken, granted=granted)
