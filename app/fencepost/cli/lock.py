@@ -210,7 +210,7 @@ def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str |
         writes=given["writes"],
         ttl=given["ttl"],
         wait=_wait_for(given["wait"], no_wait=given["no_wait"]),
-        grace=_grace_for(given["ttl"], given["grace"]),
+        grace=grace_for(given["ttl"], given["grace"]),
         command=command,
         held_code=given["conflict_exit_code"],
         lost_code=given["lost_exit_code"],
@@ -218,7 +218,7 @@ def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str |
     )
 
 
-def _grace_for(ttl: float, grace: float | None) -> float:
+def grace_for(ttl: float, grace: float | None) -> float:
     """Check the grace, or choose one. UsageError if it does not fit into the TTL."""
     if grace is None:
         grace = min(LONGEST_DEFAULT_GRACE, ttl / 6)
@@ -302,10 +302,10 @@ def _time(at: datetime | None) -> str:
 
 
 @contextlib.contextmanager
-def client_log(job: Job) -> Iterator[None]:
+def client_log(program: str) -> Iterator[None]:
     """Show what the client logs: a release that failed; when verbose, renewals that failed too."""
     shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter(f"{job.program}: %(message)s"))
+    shown.setFormatter(logging.Formatter(f"{program}: %(message)s"))
     LOGGER.addHandler(shown)
     try:
         yield
@@ -349,7 +349,7 @@ def run_and_exit(job: Job) -> None:
 async def run_under_lock(job: Job) -> Outcome:
     """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
     relay = Relay()
-    with relay.handle_signals(), client_log(job):
+    with relay.handle_signals(), client_log(job.program):
         try:
             if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
                 async with Client(job.url, token=job.token, timeout=ANSWER_SECONDS) as client:
@@ -423,11 +423,12 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
         job.print_line(f"acquired {job.shown}: lease {lease.id}, token {token}")
         lease.check()  # printing may have taken long
     try:
-        child = relay.start(job.command, _environment(job, lease, token), may_go_on=lambda: lease.trusted)
+        environment = lease_environment(job.url, job.token_file, lease, token) | {"FENCE_LOCK": job.names[0]}
+        child = relay.start(job.command, environment, may_go_on=lambda: lease.trusted)
     except OSError as error:
         job.print_line(f"cannot run {job.command[0]}: {error.strerror}")
         return Outcome(gateway.NOT_FOUND if isinstance(error, FileNotFoundError) else gateway.NOT_EXECUTABLE)
-    await _wait_for_end_or_loss(_all_ended(job, child, relay), lease)
+    await wait_for_end_or_loss(_all_ended(job, child, relay), lease)
     try:
         lease.check()
     except LeaseLost as lost:
@@ -455,7 +456,7 @@ async def _all_ended(job: Job, child: Child, relay: Relay) -> None:
     await child.all_ended(_CLOCK, job.grace)
 
 
-async def _wait_for_end_or_loss(end: Coroutine[Any, Any, None], lease: Lease) -> None:
+async def wait_for_end_or_loss(end: Coroutine[Any, Any, None], lease: Lease) -> None:
     """Return when the end has come or the lease cannot be trusted any more.
 
     The client's watchdog reports a loss. The clock is read as well: the watchdog may be stuck in a renewal.
@@ -474,18 +475,18 @@ async def _wait_for_end_or_loss(end: Coroutine[Any, Any, None], lease: Lease) ->
         ended.result()
 
 
-def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
+def lease_environment(url: str, token_file: str | None, lease: Lease, token: FenceToken) -> dict[str, str]:
+    """Give the environment of a command that runs under a lease, but for FENCE_LOCK."""
     term = {"FENCEPOST_ELECTION": lease.election, "FENCEPOST_TERM": str(lease.term)} if isinstance(lease, Term) else {}
     sealed = {} if token.sealed is None else {"FENCE_SEALED_TOKEN": token.sealed}
     # Another lock's, if this command runs under `fencepost lock` itself.
-    ours = environment_for_command(job.token_file)
+    ours = environment_for_command(token_file)
     inherited = {name: value for name, value in ours.items() if name != "FENCE_SEALED_TOKEN"}
     return {
         **inherited,
         **sealed,
         "FENCE_TOKEN": str(token),
-        "FENCE_LOCK": job.names[0],
-        "FENCEPOST_URL": job.url,
+        "FENCEPOST_URL": url,
         "FENCEPOST_LEASE": lease.id,
         "FENCEPOST_LEASE_SECRET": lease.secret,
         **term,

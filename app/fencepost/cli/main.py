@@ -32,10 +32,11 @@ COMMANDS: Final = {
     "status": "status",
     "torture": "torture",
     "unprotect": "protect",
+    "work": "work",
 }
 """The module of each command. It has the command under the command's name, `_` for `-`."""
 _OF_THE_HARNESS: Final = ("check", "report", "torture")
-_RUN_COMMANDS: Final = ("elect", "lock")
+_RUN_COMMANDS: Final = ("elect", "lock", "work")
 
 
 class _Commands(click.Group):

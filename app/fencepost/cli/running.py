@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import IO, Final, Self
 
 from fencepost.cli.gateway import of_signal
 from fencepost.client import Clock
@@ -47,11 +47,12 @@ class Child:
         *,
         handled: Iterable[signal.Signals],
         on_stop: Callable[[int], None],
+        stdin: IO[bytes] | None = None,
     ) -> "Child":
         """Run a command, from the main thread. OSError if it cannot be.
 
         handled: the signals that we have handlers for. on_stop: called with the signal that has stopped the
-        command. The caller calls `look` on each SIGCHLD.
+        command. stdin: a file that it reads, instead of our standard input. The caller calls `look` on each SIGCHLD.
         """
         parent = os.getpid()
         handled = list(handled)
@@ -68,6 +69,7 @@ class Child:
             process = subprocess.Popen(  # noqa: S603 - running the user's command is what we are for
                 list(command),
                 env=dict(environment),
+                stdin=stdin,
                 process_group=0,
                 preexec_fn=prepare,  # noqa: PLW1509 - as die_with_parent needs it
                 close_fds=False,  # descriptors that the shell opened for the command are the command's

@@ -40,12 +40,15 @@ from fencepost.client.queued import QueuedWrite, State, Submit
 from fencepost.client.sync import (
     SyncCampaign,
     SyncClient,
+    SyncJob,
     SyncLease,
     SyncLock,
     SyncQueuedWrite,
     SyncSubmit,
     SyncTerm,
+    SyncWork,
 )
+from fencepost.client.work import Job, Work
 
 __all__ = [
     "ApiError",
@@ -59,6 +62,7 @@ __all__ = [
     "FenceToken",
     "FencepostError",
     "Forbidden",
+    "Job",
     "Leader",
     "Lease",
     "LeaseLost",
@@ -86,11 +90,13 @@ __all__ = [
     "Superseded",
     "SyncCampaign",
     "SyncClient",
+    "SyncJob",
     "SyncLease",
     "SyncLock",
     "SyncQueuedWrite",
     "SyncSubmit",
     "SyncTerm",
+    "SyncWork",
     "SystemClock",
     "Term",
     "Token",
@@ -100,6 +106,7 @@ __all__ = [
     "UnissuedToken",
     "Verdict",
     "Waiter",
+    "Work",
     "WriteFailed",
     "WrongTokenSource",
     "resource_of",

@@ -216,6 +216,8 @@ class GrantAnswer:
     claims: tuple[Claimed, ...]
     started: float
     repeated: bool
+    attempt: int | None = None
+    """How often the row was taken, this time included; None: it is no lease of the next row of a table."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any], *, sent: float, received: float, repeated: bool) -> "GrantAnswer":
@@ -232,4 +234,5 @@ class GrantAnswer:
             # A wait longer than the whole exchange was measured by a clock that jumped: count from the sending.
             started=sent + waited if waited <= received - sent else sent,
             repeated=repeated,
+            attempt=body.get("attempt"),
         )

@@ -1,7 +1,8 @@
 """The asynchronous client of one gateway. Works on asyncio."""
 
+import signal
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,8 @@ from fencepost.client.lease import (
 )
 from fencepost.client.lock import Lock
 from fencepost.client.queued import Submit
-from fencepost.client.rows import Rows, Writer
+from fencepost.client.rows import Filters, Rows, Writer
+from fencepost.client.work import FIRST_OF_JOB, Work, make_work_request
 
 
 class Client(Elections, Rows[Lease]):
@@ -135,6 +137,51 @@ class Client(Elections, Rows[Lease]):
             found += page
             if len(page) < rows.LOCKS_PER_PAGE:
                 return found
+
+    # Work
+
+    def work(  # noqa: PLR0913 - all but the table have a default
+        self,
+        table: str,
+        *,
+        where: str | Filters = "",
+        order: str | None = None,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        owner: str | None = None,
+        tokens: int = FIRST_OF_JOB,
+        margin: float | None = None,
+        pause: float = 1.0,
+        stop_on: Sequence[signal.Signals] = (signal.SIGTERM,),
+        writes: Writes = (),
+    ) -> Work:
+        """Give the rows of a table as jobs: `await client.work("jobs", where="status=eq.new").run(handle,
+        concurrency=4)`, or `async for job in client.work(…)` for one after another. Times in seconds; ValueError if
+        they make no sense.
+
+        where: filters, as in the query of a GET of the table, percent-encoded; or as `select` takes them.
+        order: which row comes first, `"priority.desc,created_at"`; default: by the key.
+        ttl: how long a lease outlives us; it is renewed at a third of it.
+        wait: the work ends when no row came for so long, at once with 0; None: it waits for rows until it is stopped.
+        tokens: how many to draw for each job; more are minted when they are used up.
+        margin: as of `lock`.
+        pause: how long the row of a job that failed stays taken before it is next again: so long after the first
+            attempt, doubled with each, up to 60, with jitter.
+        stop_on: signals that stop the work, as `stop` does. Where the program has a handler of its own for them, that
+            is put back when the work ends. Only in the main thread.
+        writes: as of `lock`.
+        """
+        request = make_work_request(
+            table,
+            where=where,
+            order=order,
+            ttl=ttl,
+            wait=wait,
+            owner=owner or self._owner,
+            tokens=tokens,
+            writes=writes,
+        )
+        return Work(self._exchange, self._pending, self._writer, request, margin=margin, pause=pause, stop_on=stop_on)
 
     # Queues
 

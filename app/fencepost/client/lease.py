@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -230,11 +230,15 @@ SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
 AGAIN_SLICE: Final = 2.0  # seconds
 _TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
 _CREATED: Final = 201
+_NOTHING: Final = 204
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquireRequest:
-    """What is to be acquired. Times in seconds; `wait` None waits for ever."""
+    """What is to be acquired. Times in seconds; `wait` None waits for ever.
+
+    next: the lock is that of the next row of a table (`table`, `where`, `order`), and not one of `locks`.
+    """
 
     locks: tuple[str, ...]
     claims: tuple[str, ...]
@@ -244,7 +248,13 @@ class AcquireRequest:
     tokens: int
     source: str | None = None
     writes: tuple[str, ...] = ()
+    next: Mapping[str, str] | None = None
     secret: str = field(repr=False)
+
+    @property
+    def shown(self) -> str:
+        """What is asked for, in a message."""
+        return ", ".join(self.locks) if self.next is None else f"the next row of {self.next['table']}"
 
     def call(self, wait: float, *, keep_place: bool) -> Call:
         """Give the request for one slice of the wait."""
@@ -253,14 +263,17 @@ class AcquireRequest:
             "ttl_ms": round(self.ttl * 1000),
             "wait_ms": round(wait * 1000),
             "tokens": self.tokens,
-            "claim": list(self.claims),
-            "keep_place": keep_place,
         }
+        if self.next is None:  # the next row is claimed in any case, and there is no place in a queue for it
+            body |= {"claim": list(self.claims), "keep_place": keep_place}
         if self.source is not None:
             body["source"] = self.source
         if self.writes:
             body["writes"] = list(self.writes)
-        body |= {"lock": self.locks[0]} if len(self.locks) == 1 else {"locks": list(self.locks)}
+        if self.next is not None:
+            body["next"] = dict(self.next)
+        else:
+            body |= {"lock": self.locks[0]} if len(self.locks) == 1 else {"locks": list(self.locks)}
         return Call(
             method="POST",
             path="/v1/leases",
@@ -271,9 +284,13 @@ class AcquireRequest:
         )
 
 
+class NoRow(LockHeld):
+    """There is no next row, and the wait for one is over."""
+
+
 async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
-    """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises; all that when the wait,
-    ANSWER_SECONDS and the patience of `retry` have passed, at the latest.
+    """Return the grant. LockHeld (of a next row: NoRow) when the wait is over, and whatever `Exchange.repeat` raises;
+    all that when the wait, ANSWER_SECONDS and the patience of `retry` have passed, at the latest.
     """
     clock = exchange.clock
     deadline = None if request.wait is None else clock.now() + request.wait
@@ -290,6 +307,8 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
         asked_for_all = asked == wait
         sent = clock.now()
         answer = await exchange.once(request.call(asked, keep_place=not asked_for_all), most)
+        if answer.status == _NOTHING:
+            raise NoRow(f"there is no row for {request.shown}")
         return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
 
     while True:
@@ -347,8 +366,7 @@ async def withdraw(exchange: Exchange, request: AcquireRequest) -> None:
         DEFAULT_RETRY, exchange.clock, lambda most: exchange.once(call, most), seconds=ABANDON_SECONDS
     )
     if (why := await _undelivered(exchange.clock, sending, ABANDON_SECONDS)) is not None:
-        names = ", ".join(request.locks)
-        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
+        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", request.shown, why)
 
 
 def release_call(lease_id: str, secret: str) -> Call:
@@ -554,7 +572,7 @@ class Lease:
         if not self._lost.done():
             self._lost.set_result(self._loss(reason, problem))
 
-    def on_loss(self, callback: Callable[[], None]) -> None:
+    def on_loss(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the lease is lost, other than by its release."""
         self._lost.add_done_callback(lambda lost: None if lost.result().reason == "released" else callback())
 

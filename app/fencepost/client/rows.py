@@ -139,15 +139,16 @@ def _write(
     )
 
 
-def _pairs(filters: Filters) -> Pairs:
+def pairs(filters: Filters) -> Pairs:
+    """Give filters as pairs."""
     return list(filters.items()) if isinstance(filters, Mapping) else list(filters)
 
 
 def _some(filters: Filters) -> Pairs:
-    pairs = _pairs(filters)
-    if not pairs:
+    found = pairs(filters)
+    if not found:
         raise ValueError("filters: a write of a whole table is refused: name the rows by a filter")
-    return pairs
+    return found
 
 
 SCOPE_HEADER: Final = "X-Fence-Scope"
@@ -231,7 +232,7 @@ class Rows(Generic[AnyLease]):
     ) -> list[Row]:
         """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
         single = {"select": select, "order": order, "limit": limit, "offset": offset}
-        params = [*_pairs(filters), *((name, str(value)) for name, value in single.items() if value is not None)]
+        params = [*pairs(filters), *((name, str(value)) for name, value in single.items() if value is not None)]
         call = Call(method="GET", path=collection_path(table), params=params)
         rows: list[Row] = (await self._exchange.repeat(call)).body
         return rows

@@ -7,17 +7,18 @@ import contextlib
 import functools
 import inspect
 import os
+import signal
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from types import GenericAlias, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, get_args, overload
 
 import httpx
 
-from fencepost.client.answers import Claimed, FenceToken, Row
+from fencepost.client.answers import Claimed, FenceToken, Key, Row
 from fencepost.client.batches import MOST_BYTES, MOST_LINES, SECONDS, Line, Ready, Verdict, as_sent, decide
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock, SystemClock
@@ -27,7 +28,8 @@ from fencepost.client.http import DEFAULT_RETRY, Retry, Token
 from fencepost.client.lease import FIRST_TOKENS, Claims, Lease, Names, Writes
 from fencepost.client.lock import Lock
 from fencepost.client.queued import QueuedWrite, Submit, SubmitCalls
-from fencepost.client.rows import How, Rows
+from fencepost.client.rows import Filters, How, Rows
+from fencepost.client.work import FIRST_OF_JOB, Job, Work, stopping_on
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -57,6 +59,11 @@ class Loop:
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fencepost client", daemon=True)
         self._thread.start()
         self._loop, self._process = ready.result(), os.getpid()
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have the call made in the loop, and do not wait for it. From any thread, and from a handler of a signal."""
+        if self._loop is not None and not self.is_of_another_process:
+            self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
         """End the thread, and what still runs in it."""
@@ -155,7 +162,13 @@ def _told_by(method: Callable[..., object]) -> Callable[[Callable[P, T]], Callab
 def _of_threads(method: Callable[..., object]) -> str:
     """Give the docstring without what only asyncio has: a thread's body cannot be cancelled."""
     lines = [line for line in (method.__doc__ or "").split("\n") if not line.strip().startswith("cancel_on_loss:")]
-    return "\n".join(lines).replace("an `async with`", "a `with`").replace("`async with`", "`with`")
+    return (
+        "\n".join(lines)
+        .replace("an `async with`", "a `with`")
+        .replace("`async with`", "`with`")
+        .replace("`await ", "`")
+        .replace("`async for", "`for")
+    )
 
 
 class SyncLease(Passing[Lease]):
@@ -331,6 +344,95 @@ class SyncCampaign(SyncLock):
         return SyncTerm(lease, self._loop) if isinstance(lease, Term) else super()._make_lease(lease)
 
 
+class SyncJob(Passing[Job]):
+    """A row that was taken, as `Job` is."""
+
+    def __repr__(self) -> str:
+        return repr(self.asynchronous).replace("<Job", "<SyncJob", 1)
+
+    @property
+    def name(self) -> str:
+        """The name of the row, and of its lock: `jobs/17`."""
+        return self.asynchronous.name
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self.asynchronous.table
+
+    @property
+    def key(self) -> Key:
+        """The row's key; of several columns: a tuple of their values, as texts."""
+        return self.asynchronous.key
+
+    @property
+    def row(self) -> Row:
+        """The row, as it was when it was taken: no older holder has changed it since."""
+        return self.asynchronous.row
+
+    @property
+    def attempt(self) -> int:
+        """How often the row was taken, this time included: 1 at first."""
+        return self.asynchronous.attempt
+
+    @property
+    def lease(self) -> SyncLease:
+        """The lease: for tokens, and for other writes (`client.patch(…, lease=job.lease)`)."""
+        return SyncLease(self.asynchronous.lease, self._loop)
+
+    patch, put, delete = passed(Job.patch), passed(Job.put), passed(Job.delete)
+
+
+class SyncWork(Passing[Work]):
+    """Rows of a table as jobs, as `Work` is: `for job in work`, or `work.run(handle, concurrency=4)` in threads."""
+
+    def __init__(self, work: Work, loop: Loop, stop_on: Sequence[signal.Signals]) -> None:
+        super().__init__(work, loop)
+        self._stop_on = stop_on
+
+    def stop(self) -> None:
+        """Take no more. Running jobs are finished; when it is called again, their leases are given back, and what they
+        still write is LeaseLost. From any thread, and from a handler of a signal.
+        """
+        self._loop.soon(self.asynchronous.stop)
+
+    def __iter__(self) -> Generator[SyncJob, None, None]:
+        """Give one job after another. A body that raises ends the loop, and its row is next again at once."""
+        jobs = self.asynchronous.__aiter__()
+
+        async def following() -> Job | None:
+            return await anext(jobs, None)
+
+        async def close() -> None:
+            await jobs.aclose()
+
+        with stopping_on(self._stop_on, self.stop):
+            try:
+                while (job := self._loop.run(following)) is not None:
+                    yield SyncJob(job, self._loop)
+            finally:
+                self._loop.run(close)
+
+    def run(self, handle: Callable[[SyncJob], object], *, concurrency: int = 1, drain: float = 30.0) -> None:
+        """Call `handle(job)` in threads, for up to `concurrency` jobs at once; see `Work.run`.
+
+        A thread cannot be cancelled: where `Work` cancels a job, here its lease is given back, its writes raise
+        LeaseLost, and its place is free when it returns. Ask `job.lease.trusted` in long computations.
+        """
+        with stopping_on(self._stop_on, self.stop), ThreadPoolExecutor(concurrency, "fencepost job") as threads:
+
+            async def in_thread(job: Job) -> None:
+                doing = asyncio.get_running_loop().run_in_executor(threads, handle, SyncJob(job, self._loop))
+                try:
+                    await asyncio.shield(doing)
+                except asyncio.CancelledError:
+                    await job.lease.release()
+                    await asyncio.gather(doing, return_exceptions=True)
+                    raise
+
+            self._loop.run(lambda: self.asynchronous.run(in_thread, concurrency=concurrency, drain=drain))
+
+
 class SyncQueuedWrite(Passing[QueuedWrite[T]], Generic[T]):
     """A write that was queued, as `QueuedWrite` is."""
 
@@ -499,6 +601,37 @@ class SyncClient(Passing[Client]):
             ),
             self._loop,
         )
+
+    @_told_by(Client.work)
+    def work(
+        self,
+        table: str,
+        *,
+        where: str | Filters = "",
+        order: str | None = None,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        owner: str | None = None,
+        tokens: int = FIRST_OF_JOB,
+        margin: float | None = None,
+        pause: float = 1.0,
+        stop_on: Sequence[signal.Signals] = (signal.SIGTERM,),
+        writes: Writes = (),
+    ) -> SyncWork:
+        work = self.asynchronous.work(
+            table,
+            where=where,
+            order=order,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            tokens=tokens,
+            margin=margin,
+            pause=pause,
+            stop_on=(),
+            writes=writes,
+        )
+        return SyncWork(work, self._loop, stop_on)
 
     @_told_by(Client.elect)
     def elect(
