@@ -193,6 +193,8 @@ class _Transaction:
         for number, has in zip(by_hash.values(), found, strict=True):
             if has.busy:
                 served.problems[number] = _under_way()
+            elif has.withdrawn:
+                served.problems[number] = leases.withdrawn()
             elif has.names is not None and has.attempt is None:
                 served.problems[number] = leases.mismatch()
             elif has.names is not None:

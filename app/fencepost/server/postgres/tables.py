@@ -118,7 +118,6 @@ class Fence:
     sealed: bool = False
     """Whether the gateway takes sealed tokens only, and only for what their seals are bound to."""
 
-    work: bool = False
     deletes_own_rows: bool = False
     """Whether a DELETE of one row may reach other rows of the table, by foreign keys."""
 
