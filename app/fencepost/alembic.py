@@ -60,8 +60,9 @@ def protect(
     queue: the queue that the table takes all its writes by, instead of a source, a scope and a ceiling.
     sealed: whether the gateway takes sealed tokens only.
     triggers_see_own_row: whether the owner vouches for the table's triggers, so that its writes may share transactions.
+    work: whether workers take the table's rows. max_attempts, on_exhausted: how often, and what puts a row aside then.
     requires_key: whether writes through the gateway need an Idempotency-Key. What is None stays as it is; for a table
-        that is new: strict, external, no scope, no key required, no seal, no word for its triggers.
+        that is new: strict, external, no scope, no key required, no seal, no word for its triggers, no work.
     validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor reports it
         until `fencepost protect` has run, or ALTER TABLE … VALIDATE CONSTRAINT fencepost_mark.
     wait: seconds in which the table's lock is asked for, again and again. It is kept until the migration commits.

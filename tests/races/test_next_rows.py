@@ -15,10 +15,11 @@ from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway import next_rows
+from fencepost.server.gateway import attempt, next_rows
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.next_rows import Next, take_next
 from fencepost.server.gateway.takers import TakenRow
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.database import AllowedRoles
 from fencepost.server.postgres.leases import LeaseRow, LockRequest
 from fencepost.server.times import Times
@@ -77,7 +78,7 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Hold the first look between its grants and its claims."""
-    held, claims = Held(), next_rows.claim_rows
+    held, claims = Held(), attempt.claim_rows
 
     async def hold(*of: Any) -> Any:
         if not held.reached.is_set():
@@ -186,14 +187,33 @@ async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race, held: Held) ->
         gone.set_result(None)
         assert isinstance(await taking, Problem)
         held.go.set()
-        await eventually(lambda: is_idle(race), what="the end of the lease")
+        await eventually(lambda: has_ended(race), what="the end of the lease")
         assert await taken(second) == [("orders/a", 2)]
         wanted = LockRequest((), "t" * 32, "w", MINUTE)
         await second.locks.withdraw(wanted.secret_hash)
         assert isinstance(await take(second, "t" * 32), Problem)
 
 
-async def is_idle(race: Race) -> bool:
+@pytest.mark.parametrize("most", [1, 3])
+async def test_a_row_that_was_taken_too_often_is_put_aside(race: Race, most: int) -> None:
+    await rows(race, "a", "b")
+    await protect(race.observer, "orders", work=True, max_attempts=most, on_exhausted={"status": "failed", "n": 7})
+    async with open_gateway(race.dsn) as gateway:
+        for attempts in range(1, most + 1):
+            lease = await one(gateway)
+            assert (lease.names, lease.attempt) == (("orders/a",), attempts)
+            await expire(race, lease)
+        other = await one(gateway)
+        assert (other.names, other.attempt) == (("orders/b",), 1)
+        row = await race.row("a")
+        assert row is not None
+        assert (row["status"], row["n"]) == ("failed", 7)
+        assert result_of(await patch(gateway, keyed("a", lease.tokens[0], n=1))) == "FP001"
+        assert result_of(await patch(gateway, keyed("a", other.tokens[0], status="new"))) == "ok"
+        assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def has_ended(race: Race) -> bool:
     return bool(await race.observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.leases WHERE ended_at IS NULL)"))
 
 

@@ -31,8 +31,8 @@ GRANTS = (
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.withdraw(bytea), fencepost.is_withdrawn(bytea), fencepost.lease(bigint), fencepost.lost(bigint),"
-    " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]),"
-    " fencepost.lock_counts() TO {role}",
+    " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]), fencepost.lock_counts(),"
+    " fencepost.watch(oid, uuid), fencepost.unwatch(uuid) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"
     " fencepost.source_state(text, text),"
     " fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),"

@@ -28,7 +28,7 @@ PAUSE: Final = 0.5
 
 class ProtectOptions(TypedDict, total=False):
     """What can be asked for of a table's protection. What is None, or not there, stays as it is; of a table that is new
-    it is strict, external, no scope, no key required, no seal, no word for its triggers.
+    it is strict, external, no scope, no key required, no seal, no word for its triggers, no work.
 
     scope: a template (R8), or empty: each row has a mark of its own.
     above: where the marks of an external source are lost, a token up to which none may write.
@@ -36,6 +36,9 @@ class ProtectOptions(TypedDict, total=False):
     queue: the queue that the table takes all its writes by.
     sealed: the gateway takes sealed tokens only.
     triggers_see_own_row: the owner vouches for the table's triggers, so that its writes may share transactions.
+    work: workers take the table's rows, the next one each time.
+    max_attempts, on_exhausted: how often a row may be taken, and the columns that put it aside then, with their values
+        as the body of a PATCH has them; max_attempts=0 takes both away.
     """
 
     rule: Rule | None
@@ -49,6 +52,9 @@ class ProtectOptions(TypedDict, total=False):
     queue: str | None
     sealed: bool | None
     triggers_see_own_row: bool | None
+    work: bool | None
+    max_attempts: int | None
+    on_exhausted: Mapping[str, str | float | bool | None] | None
 
 
 class ProtectError(Exception):
