@@ -599,7 +599,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "on_exhausted": {"work": True, "max_attempts": 7, "on_exhausted": {"a": "9", "b": None}},
 }
 FIRST: dict[str, Any] = {"max_attempts": 2, "on_exhausted": {"a": "9"}}
-"""A value that is not the default, by the argument, and what it is before; `verify` needs a source that can be asked."""
+"""A value that is not the default, by the argument (FIRST: what it has before); `verify` needs a source to be asked."""
 
 
 async def stored(db: Connection) -> str:

@@ -28,13 +28,7 @@ from fencepost.server.ops.doctor import (
     read,
 )
 from fencepost.server.ops.doctor_tables import FENCES
-from fencepost.server.parts import (
-    ConfiguredSource,
-    names_of_queues,
-    read_queues,
-    read_seal_keys,
-    read_sources,
-)
+from fencepost.server.parts import ConfiguredSource, names_of_queues, read_queues, read_seal_keys, read_sources
 from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as queue_records
 from fencepost.server.postgres.leases import LockRow
