@@ -50,18 +50,7 @@ def protect(
     """Protect a table as `fencepost protect` does, or change how it is protected. Can be repeated.
 
     table: as the catalog spells it, with or without schema.
-    rule: `strict` or `epoch`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
-    scope: a template, or "" for a mark in each row. verify: whether the gateway asks the service about tokens that it
-        does not know.
-    above: for a table of an external source that has lost its column last_fence_token: no token up to this one may
-        write to it any more.
-    max_token, max_jump: for the source external, the highest token that the table takes (2^62 - 1), and how far one may
-        be above the mark that it raises (0: any distance).
-    queue: the queue that the table takes all its writes by, instead of a source, a scope and a ceiling.
-    sealed: whether the gateway takes sealed tokens only.
-    triggers_see_own_row: whether the owner vouches for the table's triggers, so that its writes may share transactions.
-    requires_key: whether writes through the gateway need an Idempotency-Key. What is None stays as it is; for a table
-        that is new: strict, external, no scope, no key required, no seal, no word for its triggers.
+    asked: see ProtectOptions. What is None, or not given, stays as it is.
     validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor reports it
         until `fencepost protect` has run, or ALTER TABLE … VALIDATE CONSTRAINT fencepost_mark.
     wait: seconds in which the table's lock is asked for, again and again. It is kept until the migration commits.

@@ -172,6 +172,8 @@ DECLARE
   made fencepost.acquired;
   taken integer;
 BEGIN
+  -- Its claims tell nobody that there are rows to take (next_rows.sql).
+  IF p_marks IS NOT NULL THEN PERFORM set_config('fencepost.taking', 'on', true); END IF;
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN  -- made here, for acquire would wait for longer
@@ -219,8 +221,8 @@ BEGIN
 END $$;
 
 -- Which leases these secrets have: a request for the next row that is repeated finds its own again. busy: another request with the secret is
--- under way; else none begins before this transaction is over.
-CREATE FUNCTION fencepost.taken_by(p_hashes bytea[]) RETURNS TABLE (busy boolean, names text[], attempt integer)
+-- under way; else none begins before this transaction is over, and no withdrawal. withdrawn: there was one.
+CREATE FUNCTION fencepost.taken_by(p_hashes bytea[]) RETURNS TABLE (busy boolean, withdrawn boolean, names text[], attempt integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -229,7 +231,7 @@ DECLARE
 BEGIN
   FOREACH hash IN ARRAY p_hashes LOOP
     is_busy := NOT pg_try_advisory_xact_lock(fencepost.secret_lock(hash));
-    RETURN QUERY SELECT is_busy, x.names, x.attempt FROM (SELECT) one LEFT JOIN fencepost.leases x
+    RETURN QUERY SELECT is_busy, EXISTS (SELECT FROM fencepost.withdrawn w WHERE w.secret_hash = hash), x.names, x.attempt FROM (SELECT) one LEFT JOIN fencepost.leases x
       ON x.secret_hash = hash AND x.ended_at IS NULL AND x.expires_at > clock_timestamp();
   END LOOP;
 END $$;

@@ -28,6 +28,8 @@ REVOKE EXECUTE ON FUNCTION
   -- acquire.sql
   fencepost.acquire, fencepost.acquire_each, fencepost.extend, fencepost.release, fencepost.release_each, fencepost.begin_now,
   fencepost.attempts_of, fencepost.taken_by, fencepost.put_aside,
+  -- next_rows.sql
+  fencepost.watch, fencepost.unwatch,
   -- lock_states.sql
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql
@@ -70,6 +72,8 @@ REVOKE EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
   -- protected.sql
   fencepost.suppressed, fencepost.too_large, fencepost.digits, fencepost.outdated, fencepost.no_truncate,
+  -- next_rows.sql
+  fencepost.work_there,
   -- names.sql
   fencepost.enc, fencepost.key_of, fencepost.is_builtin, fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea),
@@ -97,7 +101,8 @@ GRANT EXECUTE ON FUNCTION
   -- partitions.sql
   fencepost.follow_partitions, fencepost.any_filled, fencepost.act_as_owner, fencepost.detach_rows, fencepost.attach_rows,
   fencepost.as_row_of, fencepost.partitions_known, fencepost.leave_marks, fencepost.altered_marks, fencepost.altered,
-  fencepost.partitions_unknown, fencepost.partitions_of,
+  fencepost.partitions_unknown, fencepost.partitions_of, fencepost.work_trigger,
+  fencepost.tells_of_work,
   -- event_triggers.sql
   fencepost.require_no_default, fencepost.other_defaults,
   -- as_gateway.sql

@@ -60,7 +60,7 @@ CREATE FUNCTION fencepost.within_ttl(p_expires_at timestamptz, p_ttl_ms integer)
 RETURN least(p_expires_at, clock_timestamp() + p_ttl_ms * interval '1 ms');
 
 -- Remove what no lock needs: rows of idle locks, 200 at a time so as not to keep them for long; waiters that gave up;
--- silent gateways. A lease that expired and whose lock is swept has ended, for good. Leases whose end lies further ahead than their TTL
+-- silent gateways, and those that wait for rows no more. A lease that expired and whose lock is swept has ended, for good. Leases whose end lies further ahead than their TTL
 -- are shortened to it: the clock has stepped back. Returns how many rows were removed.
 CREATE FUNCTION fencepost.sweep() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -91,6 +91,10 @@ BEGIN
                    WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
   GET DIAGNOSTICS swept = ROW_COUNT;
+  -- Later than watch() makes it: the clock has stepped back.
+  WITH over AS (SELECT w.relation, w.line FROM fencepost.watched w WHERE w.until NOT BETWEEN clock_timestamp() - interval '10 s'
+                    AND clock_timestamp() + interval '5 s' FOR UPDATE SKIP LOCKED)
+  DELETE FROM fencepost.watched w USING over WHERE (w.relation, w.line) = (over.relation, over.line);
   DELETE FROM fencepost.withdrawn w WHERE w.withdrawn_at < clock_timestamp() - interval '1 hour';
   -- Last: a transaction that has a lease's row waits for no other from here on.
   WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id

@@ -1,8 +1,8 @@
 -- Partitions. fencepost.protected.partitions are those of which it is known what their rows have been through: under them
 -- each row has at least the mark of its key. Event triggers (event_triggers.sql; only a superuser can make them) follow
 -- what comes and goes; without them the next `protect` does, as far as it can be known by then.
---   comes by CREATE … PARTITION OF   it is empty: it gets the trigger that refuses TRUNCATE, which no partition inherits
---   comes by ATTACH PARTITION        its rows take up the floor and the marks of their keys, then the same trigger
+--   comes by CREATE … PARTITION OF   it is empty: it gets the triggers of statements, which no partition inherits: against TRUNCATE, for workers
+--   comes by ATTACH PARTITION        its rows take up the floor and the marks of their keys, then the same triggers
 --   goes by DETACH PARTITION         its rows leave their marks behind, and TRUNCATE is free again
 --   goes by DROP TABLE               refused: when an event trigger runs there are no rows to read any more
 -- A role that changes the table owns it, and reads and writes its rows in his own name: nothing of a table's owner (triggers,
@@ -31,7 +31,7 @@ $$;
 -- some that came or went while no event trigger was there. `oldest`: below it no mark is of the source's present
 -- generation. A partition that went still has our trigger; another relation of its number, in a restored dump, has not.
 CREATE FUNCTION fencepost.altered()
-RETURNS TABLE (root regclass, name text, named_by text, by_rows boolean, attached boolean, lowest bigint, oldest bigint,
+RETURNS TABLE (root regclass, name text, named_by text, by_rows boolean, work boolean, attached boolean, lowest bigint, oldest bigint,
                came regclass[], went regclass[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -49,6 +49,7 @@ BEGIN
     name := p.name;
     named_by := p.functions || '_name';
     by_rows := p.scope IS NULL;
+    work := p.work;
     lowest := coalesce((SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name), 0);
     came := ARRAY(SELECT unnest(fencepost.partitions_of(p.relation)) EXCEPT SELECT unnest(p.partitions));
     went := ARRAY(SELECT g.part FROM (SELECT unnest(p.partitions) EXCEPT SELECT unnest(fencepost.partitions_of(p.relation))) AS g(part)
@@ -99,6 +100,16 @@ BEGIN
     UPDATE fencepost.protected p SET partitions = fencepost.partitions_of(p_root) WHERE p.relation = p_root;
   END IF;
 END $$;
+
+-- The trigger of a table, or a partition, whose rows workers take; and whether it is there.
+CREATE FUNCTION fencepost.work_trigger(p_part regclass) RETURNS text LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT format('CREATE OR REPLACE TRIGGER zzz_fencepost_work AFTER INSERT OR UPDATE ON %s FOR EACH STATEMENT'
+                ' EXECUTE FUNCTION fencepost.work_there()', p_part) $$;
+
+CREATE FUNCTION fencepost.tells_of_work(p_part oid) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS
+$$ SELECT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p_part AND t.tgname = 'zzz_fencepost_work') $$;
 
 -- A table as a query that gives the parent's row type: its columns may be in another order, and once it is detached it
 -- cannot be cast any more.
@@ -206,11 +217,13 @@ BEGIN
       IF part = ANY (t.went) THEN
         IF by_rows THEN PERFORM fencepost.detach_rows(t.root, part, t.named_by, t.lowest); END IF;
         EXECUTE format('DROP TRIGGER zzz_fencepost_trunc ON %s', part);
+        IF fencepost.tells_of_work(part) THEN EXECUTE format('DROP TRIGGER zzz_fencepost_work ON %s', part); END IF;
       ELSE
         IF by_rows THEN PERFORM fencepost.attach_rows(t.root, part, t.named_by, t.lowest, t.oldest, p_path); END IF;
         EXECUTE format('DROP TRIGGER IF EXISTS zzz_fencepost_trunc ON %s', part);
         EXECUTE format('CREATE TRIGGER zzz_fencepost_trunc BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
           ' EXECUTE FUNCTION fencepost.no_truncate()', part);
+        IF t.work THEN EXECUTE fencepost.work_trigger(part); END IF;
       END IF;
       IF acting THEN PERFORM set_config('role', role, true); END IF;
     END LOOP;

@@ -34,7 +34,8 @@ BEGIN
     -- has been away (fencepost.partitions_unknown).
     || fencepost.drop_triggers(p.relation, NULL)
     || ARRAY(SELECT format('CREATE TRIGGER zzz_fencepost_trunc BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencepost.no_truncate()',
-                           fencepost.sql_name(t.relid)) FROM fencepost.with_partitions(p.relation) t);
+                           fencepost.sql_name(t.relid)) FROM fencepost.with_partitions(p.relation) t)
+    || ARRAY(SELECT fencepost.work_trigger(t.relid) FROM fencepost.with_partitions(p.relation) t WHERE p.work);
 END $$;
 
 -- A table and its partitions, the table first.
@@ -51,12 +52,13 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM pg_trigger t JOIN fencepost.with_partitions(p_table) u ON u.relid = t.tgrelid
    WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 28 <> 0 AND NOT starts_with(t.tgname, 'zzz_fencepost_') $$;
 
--- Drop some of a table's triggers; null: those that refuse TRUNCATE, on its partitions as well.
+-- Drop some of a table's triggers; null: those of statements, on its partitions as well, which refuse TRUNCATE and tell workers of rows.
 CREATE FUNCTION fencepost.drop_triggers(p_table oid, p_parts text[]) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT coalesce(array_agg(format('DROP TRIGGER IF EXISTS zzz_fencepost_%s ON %s', d.part, fencepost.sql_name(d.tab))), '{}')
-    FROM (SELECT p_table, unnest(p_parts) UNION ALL SELECT t.relid, 'trunc' FROM fencepost.with_partitions(p_table) t WHERE p_parts IS NULL)
-      AS d(tab, part) $$;
+    FROM (SELECT p_table, unnest(p_parts)
+          UNION ALL SELECT t.relid, u.part FROM fencepost.with_partitions(p_table) t CROSS JOIN unnest(ARRAY['trunc', 'work']) u(part)
+                     WHERE p_parts IS NULL AND (u.part = 'trunc' OR fencepost.tells_of_work(t.relid))) AS d(tab, part) $$;
 
 -- Drop a table's functions, but for those that p_but has. Their triggers must be gone, or point at others.
 CREATE FUNCTION fencepost.drop_functions(p_stem text, p_but fencepost.protected DEFAULT NULL) RETURNS text[] LANGUAGE sql STABLE
@@ -118,7 +120,8 @@ SET search_path = pg_catalog, pg_temp AS $$
 CREATE FUNCTION fencepost.register_statements(p fencepost.protected, now fencepost.protected) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT CASE WHEN now.name IS NOT NULL AND (now.functions <> p.functions OR (now.scope IS NULL) <> (p.scope IS NULL)) THEN fencepost.drop_functions(now.functions, p) ELSE '{}' END
-    || format('SELECT fencepost.register(%L)', jsonb_strip_nulls(to_jsonb(p) - ARRAY['partitions', 'protected_at', 'protected_by']))
+    || format('SELECT fencepost.register(%L)', jsonb_strip_nulls(to_jsonb(p) - ARRAY['partitions', 'protected_at', 'protected_by', 'on_exhausted'])
+         || CASE WHEN p.on_exhausted IS NULL THEN '{}' ELSE jsonb_build_object('on_exhausted', p.on_exhausted) END)  -- its nulls are values
     || CASE WHEN p.scope IS NULL AND (now.source, now.name) = (p.source, p.name)
              AND (p.max_token IS NULL OR p.max_token >= now.max_token) THEN '{}'
        ELSE ARRAY[format('SELECT fencepost.meet_marks(%L::regclass, %L, %L)', fencepost.sql_name(p.relation), now.source,

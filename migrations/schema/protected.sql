@@ -19,7 +19,10 @@ CREATE TABLE fencepost.protected (
   verify          boolean NOT NULL DEFAULT false,
   partitions      regclass[] NOT NULL DEFAULT '{}',
   sealed          boolean NOT NULL DEFAULT false,
-  triggers_see_own_row boolean NOT NULL DEFAULT false CONSTRAINT protected_triggers_check CHECK (NOT triggers_see_own_row OR scope IS NULL)
+  triggers_see_own_row boolean NOT NULL DEFAULT false CONSTRAINT protected_triggers_check CHECK (NOT triggers_see_own_row OR scope IS NULL),
+  work            boolean NOT NULL DEFAULT false CONSTRAINT protected_work_check CHECK (NOT work OR scope IS NULL),
+  max_attempts    integer CONSTRAINT protected_max_attempts_check CHECK (max_attempts IS NULL OR max_attempts > 0 AND work),
+  on_exhausted    jsonb CONSTRAINT protected_on_exhausted_check CHECK ((on_exhausted IS NULL) = (max_attempts IS NULL))
 );
 
 COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';
@@ -33,6 +36,12 @@ COMMENT ON COLUMN fencepost.protected.verify IS 'Whether the gateway asks the so
 COMMENT ON COLUMN fencepost.protected.sealed IS 'Whether the gateway takes only tokens with a seal, for resources that the seal is bound to. Direct SQL has no seals: here the number alone counts.';
 
 COMMENT ON COLUMN fencepost.protected.triggers_see_own_row IS 'Whether the owner vouches for triggers of rows that the gateway does not understand: the table''s writes share transactions all the same.';
+
+COMMENT ON COLUMN fencepost.protected.work IS 'Whether workers take the table''s rows, the next free one each time: a trigger tells those that wait when rows are written.';
+
+COMMENT ON COLUMN fencepost.protected.max_attempts IS 'How often a row may be taken by workers before it is put aside. Null: any number of times.';
+
+COMMENT ON COLUMN fencepost.protected.on_exhausted IS 'What puts a row aside that was taken max_attempts times: a JSON object of columns and their values, as the body of a PATCH has them. Null: max_attempts is.';
 
 COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
 

@@ -77,7 +77,7 @@ SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known CONSTANT jsonb := '{"rule": "string", "source": "string", "queue": "string", "scope": "string", "verify": "boolean",
     "requires_key": "boolean", "sealed": "boolean", "triggers_see_own_row": "boolean", "max_token": "number", "max_jump": "number",
-    "above": "number"}';
+    "above": "number", "work": "boolean", "max_attempts": "number", "on_exhausted": "object"}';
   wrong text;
 BEGIN
   IF jsonb_typeof(p_options) <> 'object' THEN
@@ -85,8 +85,11 @@ BEGIN
   END IF;
   SELECT CASE WHEN known ->> o.key IS NULL THEN format('there is no option %s; there are %s', o.key,
                    (SELECT string_agg(k, ', ' ORDER BY k) FROM jsonb_object_keys(known) k))
-              WHEN jsonb_typeof(o.value) <> known ->> o.key THEN format('%s is a %s, and not %s', o.key, known ->> o.key, o.value)
+              WHEN jsonb_typeof(o.value) <> known ->> o.key
+              THEN format('%s is %s %s, and not %s', o.key, CASE known ->> o.key WHEN 'object' THEN 'an' ELSE 'a' END, known ->> o.key, o.value)
               WHEN known ->> o.key = 'number' AND o.value::text !~ '^-?[0-9]+$' THEN format('%s is a whole number, and not %s', o.key, o.value)
+              WHEN o.key = 'on_exhausted' AND jsonb_path_exists(o.value, 'strict $.* ? (@.type() == "object" || @.type() == "array")')
+              THEN format('on_exhausted has a text, a number, true, false or null for each of its columns, and not %s', o.value)
               WHEN o.key = 'rule' AND o.value #>> '{}' NOT IN ('strict', 'epoch')
               THEN format('rule is strict or epoch, and not %s', o.value) END INTO wrong
     FROM jsonb_each(p_options) o WHERE jsonb_typeof(o.value) <> 'null' ORDER BY 1 NULLS LAST LIMIT 1;
@@ -328,6 +331,43 @@ BEGIN
       ' end of the transaction, when the rows of others are written.']);
 END $$;
 
+-- Refuse to have workers take a table's rows where these have no locks, or no tokens; and what is wrong with putting rows aside.
+CREATE FUNCTION fencepost.require_work(p fencepost.protected, p_options jsonb) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  most CONSTANT numeric := (p_options ->> 'max_attempts')::numeric;
+  changes CONSTANT jsonb := nullif(nullif(p_options -> 'on_exhausted', 'null'), '{}');
+  reasons text[];
+BEGIN
+  reasons := ARRAY[CASE
+    WHEN p.work AND p.scope IS NOT NULL
+    THEN '--work and a scope exclude each other: workers take a row by its lock, and rows of a scope have one lock together. --no-scope gives'
+      ' each row a mark of its own again.'
+    WHEN p.work AND strpos(p.source, ':') > 0
+    THEN format('--work and %s exclude each other: its tokens are the queue''s positions, and workers write under those of the locks of rows.'
+                ' --no-work takes it back.', p.source)
+    WHEN p.work AND p.source NOT IN ('builtin', 'external')
+    THEN format('--work: workers get tokens of the source builtin, and the table takes those of %s. --source builtin, or --no-work.', p.source)
+    WHEN NOT p.work AND (most > 0 OR changes IS NOT NULL)
+    THEN '--max-attempts and --on-exhausted are for tables whose rows workers take: --work.'
+    WHEN most NOT BETWEEN 0 AND 1000000
+    THEN format('--max-attempts %s: a row can be taken 1 to 1000000 times before it is put aside; 0 takes the bound away.', most)
+    WHEN p.max_attempts IS NOT NULL AND p.on_exhausted IS NULL
+    THEN '--max-attempts says when a row is put aside, and --on-exhausted what it is then, such as status=failed: give both.'
+    WHEN p.max_attempts IS NULL AND p.on_exhausted IS NOT NULL
+    THEN '--on-exhausted says what a row is when it is put aside, and --max-attempts after how many times of being taken: give both.' END];
+  SELECT reasons || array_agg(CASE
+      WHEN o.key = 'last_fence_token' THEN '--on-exhausted: last_fence_token is the row''s mark, which the fence sets.'
+      WHEN a.attname IS NULL THEN format('--on-exhausted: %s is no column of the table.', o.key)
+      WHEN o.key = ANY (p.key_columns) THEN format('--on-exhausted: %s is a column of the key, which names the row.', o.key)
+      WHEN a.attgenerated <> '' OR a.attidentity = 'a' THEN format('--on-exhausted: %s is GENERATED ALWAYS, and cannot be set.', o.key)
+      WHEN o.value = 'null' AND a.attnotnull THEN format('--on-exhausted: %s cannot be null.', o.key)
+    END ORDER BY o.key) INTO reasons
+    FROM jsonb_each(changes) o LEFT JOIN pg_attribute a
+      ON a.attrelid = p.relation AND a.attname = o.key AND a.attnum > 0 AND NOT a.attisdropped;
+  PERFORM fencepost.refuse_protection(p.name, reasons);
+END $$;
+
 -- What the API calls a table, a view or a foreign table; fencepost.name_of is of tables only.
 CREATE FUNCTION fencepost.api_name(p_relation oid) RETURNS text LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
@@ -335,7 +375,7 @@ SET search_path = pg_catalog, pg_temp AS $$
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_relation $$;
 
 -- How a table is to be protected: the row that fencepost.protected is to have of it. What the options do not say, or say null of, stays as
--- it is; of a new table it is strict, external, no scope, no key required, no seal, no word for its triggers. Changes nothing. Raises 55000, with all that is
+-- it is; of a new table it is strict, external, no scope, no key required, no seal, no word for its triggers, no work. Changes nothing. Raises 55000, with all that is
 -- in the way, and 22023 for an option that there is not.
 CREATE FUNCTION fencepost.protection_asked(p_table regclass, p_options jsonb) RETURNS fencepost.protected LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -387,5 +427,12 @@ BEGIN
       ' whole transaction, and a trigger could take a row into one that another write has entered. --no-triggers-see-own-row, or --no-scope.']);
   END IF;
   IF (p_options ->> 'triggers_see_own_row')::boolean THEN PERFORM fencepost.require_triggers_of_rows(p); END IF;
+  -- A scope takes it away, unless both are asked for. So does --no-work what there is of attempts, and each of these the other one.
+  p.work := coalesce((p_options ->> 'work')::boolean, now.work AND p.scope IS NULL, false);
+  p.max_attempts := CASE WHEN (p_options ->> 'max_attempts')::numeric BETWEEN 1 AND 1000000 THEN (p_options ->> 'max_attempts')::integer
+                         WHEN p.work AND p_options ->> 'max_attempts' IS NULL AND p_options -> 'on_exhausted' IS DISTINCT FROM '{}' THEN now.max_attempts END;
+  p.on_exhausted := CASE WHEN jsonb_typeof(p_options -> 'on_exhausted') = 'object' THEN nullif(p_options -> 'on_exhausted', '{}')
+                         WHEN p.work AND (p_options ->> 'max_attempts')::numeric IS DISTINCT FROM 0 THEN now.on_exhausted END;
+  PERFORM fencepost.require_work(p, p_options);
   RETURN p;
 END $$;

@@ -33,6 +33,7 @@ FILES = (
     "waiters",  # those that wait for a lock
     "withdrawn",  # acquires that nobody waits for any more
     "acquire",  # grants
+    "next_rows",  # who waits for rows of a table
     "lock_states",  # reading all that
     "generations",  # which database this is
     "sources",  # lock services

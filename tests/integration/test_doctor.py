@@ -23,8 +23,8 @@ async def owner(connect: Connect) -> Connection:
         "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a);"
         "CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (1) TO (10)"
     )
-    for table in ("t", "parts"):
-        await protect(connection, table)
+    await protect(connection, "t", work=True, max_attempts=2, on_exhausted={"v": "failed"})
+    await protect(connection, "parts", work=True)
     return connection
 
 
@@ -47,6 +47,7 @@ AMISS = [
      " UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f()", "WARNING", "could change what it judged: zzzz"),
     ("UPDATE fencepost.protected SET triggers_see_own_row = true; CREATE TRIGGER each_time BEFORE UPDATE ON t"
      " EXECUTE FUNCTION suppress_redundant_updates_trigger()", "WARNING", "deferrable, are each_time"),
+    ("ALTER TABLE t DROP COLUMN v", "WARNING", "--on-exhausted sets columns that are gone (v)"),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules"),
     ("ALTER TABLE t SET UNLOGGED", "ERROR", "the table is unlogged"),
     ("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database());"
@@ -66,6 +67,8 @@ async def test_doctor_finds_what_is_amiss_and_protect_mends_it(owner: Connection
     registered = "SELECT c.relname FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation"
     # What `protect` mends. The names of t change at the end.
     harms = [
+        ("ALTER TABLE part_1 DISABLE TRIGGER zzz_fencepost_work; DROP TRIGGER zzz_fencepost_work ON parts", "WARNING",
+         "zzz_fencepost_work is missing, disabled or another one on parts, part_1"),
         ("ALTER TABLE t DISABLE TRIGGER ALL", "ERROR", "zzz_fencepost_insmark"),
         ("ALTER TABLE t ENABLE REPLICA TRIGGER zzz_fencepost_del", "ERROR", "zzz_fencepost_del"),
         ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc"),

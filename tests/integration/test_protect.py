@@ -21,6 +21,8 @@ from fencepost.server.ops.doctor_tables import FAR, TABLES
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.protect import ProtectError, ProtectOptions, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres.catalog_cache import load
+from fencepost.server.postgres.tables import EVERYTHING
 from fencepost.server.postgres.upkeep import ResetError, reset
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -174,13 +176,13 @@ async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(
 ) -> None:
     await owner.execute(KINDS_OF_TABLES)
     before = await state(owner)
-    script = (await plan_protect(owner, table, rule="epoch")).script()
+    script = (await plan_protect(owner, table, rule="epoch", work=True)).script()
     assert await state(owner) == before
     await by_psql(database, script)
     printed = await state(owner)
     await by_psql(database, (await plan_unprotect(owner, table)).script())
     undone = await state(owner)
-    await protect(owner, table, rule="epoch")
+    await protect(owner, table, rule="epoch", work=True)
     assert await state(owner) == printed
     await unprotect(owner, table)
     assert await state(owner) == undone
@@ -197,7 +199,7 @@ async def by_psql(database: str, script: str) -> None:
 async def test_protect_can_be_repeated_and_undone(owner: Connection, table: str) -> None:
     await owner.execute(KINDS_OF_TABLES)
     before = [each for each in await state(owner) if not each.startswith("floor")]
-    await protect(owner, table)
+    await protect(owner, table, work=True)
     made = await state(owner)
     await protect(owner, table)
     assert await state(owner) == made
@@ -592,8 +594,12 @@ GIVEN: dict[str, dict[str, Any]] = {
     "queue": {"queue": "postgres:default"},
     "sealed": {"sealed": True},
     "triggers_see_own_row": {"triggers_see_own_row": True},
+    "work": {"work": True},
+    "max_attempts": {"work": True, "max_attempts": 7, "on_exhausted": {"a": "9"}},
+    "on_exhausted": {"work": True, "max_attempts": 7, "on_exhausted": {"a": "9", "b": None}},
 }
-"""A value that is not the default, by the argument; `verify` needs a source that can be asked."""
+FIRST: dict[str, Any] = {"max_attempts": 2, "on_exhausted": {"a": "9"}}
+"""A value that is not the default, by the argument (FIRST: what it has before); `verify` needs a source to be asked."""
 
 
 async def stored(db: Connection) -> str:
@@ -611,11 +617,13 @@ async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
     assert made is not None
     assert (made["name"], made["rule"], made["max_jump"]) == ("t", "epoch", 7)
     for options, told in (
-        ('{"sope": "a/{id}"}', "there is no option sope; there are above, max_jump"),
+        ('{"sope": "a/{id}"}', "there is no option sope; there are above, max_attempts"),
         ('{"verify": "yes"}', 'verify is a boolean, and not "yes"'),
         ('{"rule": "lax"}', 'rule is strict or epoch, and not "lax"'),
         ('{"max_jump": 1.5}', "max_jump is a whole number, and not 1.5"),
         ("[]", "the options are a JSON object"),
+        ('{"on_exhausted": "a"}', 'on_exhausted is an object, and not "a"'),
+        ('{"on_exhausted": {"a": [1]}}', "a text, a number, true, false or null for each of its columns, and not"),
     ):
         with pytest.raises(asyncpg.InvalidParameterValueError, match=re.escape(told)):
             await owner.execute(f"SELECT fencepost.protect('t', '{options}')")
@@ -634,10 +642,9 @@ def test_every_argument_is_here() -> None:
 @pytest.mark.parametrize("argument", GIVEN)
 async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str) -> None:
     kept_db = await connected(connect)
-    await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1, b int)")
     await sources.register(kept_db, "asked", "mock", "source", verifies=True)
-    others = {name: value for name, value in GIVEN[argument].items() if name != argument}
-    await protect(kept_db, "t", **others)
+    await protect(kept_db, "t", **{**GIVEN[argument], argument: FIRST.get(argument)})
     without = await stored(kept_db)
     await protect(kept_db, "t", **GIVEN[argument])
     given = await stored(kept_db)
@@ -918,8 +925,10 @@ async def test_it_is_given_kept_and_taken_back_by_the_command(database: str) -> 
         ("--sealed", "external (sealed)"),
         ("--triggers-see-own-row", "external (sealed, triggers see own row)"),
         ("--no-sealed", "external (triggers see own row)"),
+        ("--work --max-attempts 5 --on-exhausted a=0", "external (triggers see own row, work, put aside after 5)"),
+        ("--no-work", "external (triggers see own row)"),
     ):
-        assert (await command("protect", "t", option, database=database)).exit_code == 0
+        assert (await command("protect", "t", *option.split(), database=database)).exit_code == 0
         assert told in (await command("status", database=database)).output
 
 
@@ -941,3 +950,113 @@ async def test_all_tables_of_a_scope_are_sealed_or_none_is(sealed_db: Connection
     await protect(sealed_db, "u", scope="of/{a}", sealed=True)
     with pytest.raises(ProtectError, match="u has the same scope with --sealed"):
         await protect(sealed_db, "t", sealed=False)
+
+
+# Workers take the next row: the trigger that tells those that wait, and what puts a row aside.
+
+
+@pytest.fixture
+async def jobs_db(connect: Connect) -> Connection:
+    connection = await connected(connect)
+    await connection.execute(
+        "CREATE TABLE jobs (id int PRIMARY KEY, v text NOT NULL, n int GENERATED ALWAYS AS IDENTITY,"
+        " g int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY RANGE (id);"
+        "CREATE TABLE few PARTITION OF jobs FOR VALUES FROM (1) TO (10); SET fencepost.token = 1"
+    )
+    await sources.register(connection, "asked", "mock", "source", verifies=True)
+    return connection
+
+
+async def test_what_workers_cannot_have_is_refused(jobs_db: Connection) -> None:
+    async def refused(reason: str, **asked: Any) -> None:
+        with pytest.raises(ProtectError, match=re.escape(reason)):
+            await protect(jobs_db, "jobs", **asked)
+
+    both: dict[str, Any] = {"max_attempts": 2, "on_exhausted": {"v": "failed"}}
+    await refused("--work and a scope exclude each other", work=True, scope="of/{v}")
+    await refused("--work and postgres:default exclude each other", work=True, queue="postgres:default")
+    await refused("the table takes those of asked", work=True, source="asked")
+    await refused("are for tables whose rows workers take: --work", max_attempts=2)
+    await refused("are for tables whose rows workers take: --work", on_exhausted=both["on_exhausted"])
+    for most in (-1, 1_000_001):
+        await refused("can be taken 1 to 1000000 times", **{**both, "work": True, "max_attempts": most})
+    await refused("what it is then, such as status=failed: give both", work=True, max_attempts=2)
+    await refused("how many times of being taken: give both", work=True, on_exhausted=both["on_exhausted"])
+    for column, reason in (
+        ("x", "x is no column"),
+        ("id", "id is a column of the key"),
+        ("n", "n is GENERATED ALWAYS"),
+        ("g", "g is GENERATED ALWAYS"),
+        ("v", "v cannot be null"),
+        ("last_fence_token", "last_fence_token is the row's mark"),
+    ):
+        await refused(f"--on-exhausted: {reason}", work=True, max_attempts=2, on_exhausted={column: None})
+
+    async def has(**asked: Any) -> tuple[object, ...]:
+        after = (await protect(jobs_db, "jobs", **asked)).after
+        return after["work"], after["max_attempts"], after["on_exhausted"]
+
+    assert await has(work=True, **both) == (True, 2, '{"v": "failed"}')
+    for option, nothing in (("max_attempts", 0), ("on_exhausted", {})):
+        assert await has(**{option: nothing}) == (True, None, None), "each takes the other away"
+        assert await has(**both) == (True, 2, '{"v": "failed"}')
+    assert await has(scope="of/{v}") == (False, None, None)
+
+
+async def test_those_that_wait_are_told_of_rows_and_nobody_else_is(jobs_db: Connection, connect: Connect) -> None:
+    await protect(jobs_db, "jobs", rule="epoch", work=True)
+    await jobs_db.execute("CREATE TABLE more PARTITION OF jobs FOR VALUES FROM (10) TO (20)")
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    listening = await connect()
+    await listening.add_listener("fencepost_work", lambda *told: heard.put_nowait(told[-1]))
+    jobs = str(await jobs_db.fetchval("SELECT 'jobs'::regclass::oid"))
+
+    async def told(statement: str) -> list[object]:
+        await jobs_db.execute(statement)
+        await jobs_db.execute("NOTIFY fencepost_work, 'end'")
+        async with asyncio.timeout(PATIENCE):
+            found = [await heard.get()]
+            while found[-1] != "end":
+                found.append(await heard.get())
+        return found[:-1]
+
+    watch = "SELECT fencepost.watch('{}'::regclass, 'b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')"
+    for statement in (f"{watch.format('few')}; UPDATE jobs SET v = 'b'", "INSERT INTO jobs VALUES (1, 'a')"):
+        assert await told(statement) == [], "nobody waits for rows of jobs"
+    await jobs_db.execute(watch.format("jobs"))
+    for statement in (
+        "INSERT INTO jobs VALUES (2, 'a')",
+        "UPDATE few SET v = 'b'",
+        "INSERT INTO more VALUES (11, 'a')",
+    ):
+        assert await told(statement) == [jobs], statement
+    assert await told("SET ROLE pg_write_all_data; INSERT INTO jobs VALUES (3, 'a'); RESET ROLE") == [jobs]
+    assert await told("SET fencepost.taking = on; UPDATE jobs SET v = 'c'; SET fencepost.taking = off") == []
+    await jobs_db.execute("UPDATE fencepost.watched SET until = clock_timestamp()")
+    assert await told("UPDATE jobs SET v = 'd'") == [], "it has not said again that it waits"
+    await jobs_db.execute(watch.format("jobs"))
+    assert await told("UPDATE jobs SET v = 'e'") == [jobs]
+    await jobs_db.execute("SELECT fencepost.unwatch('b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')")
+    assert await told("UPDATE jobs SET v = 'f'") == []
+    await jobs_db.execute("ALTER TABLE jobs DETACH PARTITION more")
+    on = "SELECT array_agg(tgrelid::regclass::text) FROM pg_trigger WHERE tgname = 'zzz_fencepost_work'"
+    assert {*await jobs_db.fetchval(on)} == {"few", "jobs"}
+    await protect(jobs_db, "jobs", work=False)
+    assert await jobs_db.fetchval(on) is None
+
+
+async def test_who_waits_no_more_is_swept(jobs_db: Connection) -> None:
+    await jobs_db.execute("SELECT fencepost.watch(n::oid, gen_random_uuid()) FROM generate_series(1, 3) n")
+    await jobs_db.execute("UPDATE fencepost.watched SET until = until + (relation::int - 2) * interval '1 hour'")
+    await jobs_db.execute("SELECT fencepost.sweep()")
+    assert [tuple(row) for row in await jobs_db.fetch("SELECT relation FROM fencepost.watched")] == [(2,)]
+
+
+async def test_the_gateway_knows_and_needs_no_such_trigger(jobs_db: Connection) -> None:
+    await protect(jobs_db, "jobs", work=True, max_attempts=2, on_exhausted={"v": "failed"})
+    await jobs_db.execute("DROP TRIGGER zzz_fencepost_work ON jobs; ALTER TABLE few DISABLE TRIGGER zzz_fencepost_work")
+    table = (await load(jobs_db, EVERYTHING, 1)).tables["jobs"]
+    fence = table.fence
+    assert fence is not None
+    assert (fence.work, fence.max_attempts, fence.on_exhausted) == (True, 2, '{"v": "failed"}')
+    assert (fence.intact, table.shares_transactions, table.may_suppress) == (True, True, False)

@@ -205,7 +205,7 @@ async def open_gateway(
         turns = Turns(at_once=pool_size, wait=lock_timeout)
         reads = GroupCommit(database, reads=True, times=times)
         group = GroupCommit(database, times=times)
-        taking = NextRows(times, database.waiting, print)
+        taking = NextRows(times, database.waiting)
         yield Gateway(
             *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, 10**7, taking), times=times
         )

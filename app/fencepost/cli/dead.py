@@ -107,9 +107,7 @@ class Retrying:
             )
         try:
             await run_write(
-                database.for_writing,
-                lambda connection: self._require_record(connection, letter),
-                repeatable=True,
+                database.for_writing, lambda connection: self._require_record(connection, letter), repeatable=True
             )
         except messages.MalformedMessageError as error:
             raise NotRetriedError(f"{_name(letter)}: {error}; drop it") from error

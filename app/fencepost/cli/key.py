@@ -133,8 +133,7 @@ def rotate(settings: Settings, key_id: str, overlap: float, expires: float | Non
     expires_in = _positive(expires, "--expires")
     click.echo(
         _on_keys(
-            settings,
-            lambda connection: api_keys.rotate(connection, key_id, overlap=overlap, expires_in=expires_in),
+            settings, lambda connection: api_keys.rotate(connection, key_id, overlap=overlap, expires_in=expires_in)
         )
     )
 

@@ -506,11 +506,7 @@ The command's environment:
 """
 
 
-@click.command(
-    cls=OptionsAroundName,
-    context_settings={"allow_interspersed_args": False},
-    epilog=_LOCK_EPILOG,
-)
+@click.command(cls=OptionsAroundName, context_settings={"allow_interspersed_args": False}, epilog=_LOCK_EPILOG)
 @asking_options
 @ending_options
 def lock(*, name: str, command: tuple[str, ...], **given: Unpack[JobOptions]) -> None:
@@ -538,11 +534,7 @@ The command's environment:
 """
 
 
-@click.command(
-    cls=OptionsAroundName,
-    context_settings={"allow_interspersed_args": False},
-    epilog=_ELECT_EPILOG,
-)
+@click.command(cls=OptionsAroundName, context_settings={"allow_interspersed_args": False}, epilog=_ELECT_EPILOG)
 @asking_options
 @click.option(
     "--again",

@@ -13,13 +13,11 @@ from fencepost.server.settings import Settings
 GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
-    " fencepost.meet_ceiling(text, text, bigint, bigint, bigint),"
-    " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
-    " fencepost.enter(text, text[], bigint, oid, text),"
+    " fencepost.meet_ceiling(text, text, bigint, bigint, bigint), fencepost.mark_without_row(text, text),"
+    " fencepost.mark_record(text), fencepost.enter(text, text[], bigint, oid, text),"
     " fencepost.enter_each(text, text[], bigint[], oid, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
-    " fencepost.idem_record(text, text, bytea, json, text, text),"
-    " fencepost.idem_begin_each(text, text[], bytea[]),"
+    " fencepost.idem_record(text, text, bytea, json, text, text), fencepost.idem_begin_each(text, text[], bytea[]),"
     " fencepost.idem_record_each(text[], text[], bytea[], json[], text[], text[]),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
@@ -31,13 +29,12 @@ GRANTS = (
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.withdraw(bytea), fencepost.is_withdrawn(bytea), fencepost.lease(bigint), fencepost.lost(bigint),"
-    " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]),"
-    " fencepost.lock_counts() TO {role}",
+    " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]), fencepost.lock_counts(),"
+    " fencepost.watch(oid, uuid), fencepost.unwatch(uuid) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"
-    " fencepost.source_state(text, text),"
-    " fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),"
-    " fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer,"
-    " text[]),"
+    " fencepost.source_state(text, text), fencepost.source_repeated(bytea),"
+    " fencepost.source_draw(text, bigint, integer), fencepost.source_grant(text, text, bytea, text, text[], text,"
+    " bigint[], bigint, bigint, integer, integer, text[]),"
     " fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]),"
     " fencepost.source_hold(text, bigint, bytea), fencepost.source_lease(text, bigint, bytea),"
     " fencepost.source_renewed(bigint, bytea, integer, integer),"
@@ -50,30 +47,27 @@ GRANTS = (
     " fencepost.queue_quarantine(text, text, bigint),"
     " fencepost.queue_note_progress(text, bigint, integer[], bigint[], double precision[], bigint[], bigint[],"
     " bigint[], bigint[], text[], text[], double precision[]),"
-    " fencepost.queue_committed(text, bigint, bigint[]),"
-    " fencepost.queue_is_committed(text, bigint, integer, bigint),"
+    " fencepost.queue_committed(text, bigint, bigint[]), fencepost.queue_is_committed(text, bigint, integer, bigint),"
     " fencepost.queue_looked(text, bigint, text, double precision, bigint[], bigint[]),"
     " fencepost.queue_applied_to(text), fencepost.queue_forgotten_to(text), fencepost.queue_claim(text, bytea),"
-    " fencepost.queue_note_pause(text, text, text),"
-    " fencepost.queue_known(), fencepost.queue_stop(text, text, text), fencepost.queue_clear(text, text, text),"
-    " fencepost.queue_close(text, text), fencepost.queue_stopped_by(text), fencepost.queue_results(text[], bytea),"
+    " fencepost.queue_note_pause(text, text, text), fencepost.queue_known(), fencepost.queue_stop(text, text, text),"
+    " fencepost.queue_clear(text, text, text), fencepost.queue_close(text, text), fencepost.queue_stopped_by(text),"
+    " fencepost.queue_results(text[], bytea),"
     " fencepost.queue_record(text, bytea, json, text, text, text, text, text, bigint),"
     " fencepost.queue_letters_of(text, text) TO {role}",
-    "GRANT EXECUTE ON FUNCTION"
-    " fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]), fencepost.queue_state(),"
-    " fencepost.queue_decided(), fencepost.queue_oldest(), fencepost.queue_at(integer, bigint),"
-    " fencepost.queue_join(text, text, integer, boolean),"
+    "GRANT EXECUTE ON FUNCTION fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]),"
+    " fencepost.queue_state(), fencepost.queue_decided(), fencepost.queue_oldest(),"
+    " fencepost.queue_at(integer, bigint), fencepost.queue_join(text, text, integer, boolean),"
     " fencepost.queue_own(text, integer, integer[]),"
     " fencepost.queue_take(text, integer[], integer[], bigint[], integer, bigint),"
-    " fencepost.queue_done(integer[], bigint[]),"
-    " fencepost.queue_leave(text), fencepost.queue_buried(text, integer), fencepost.queue_exhume(text),"
+    " fencepost.queue_done(integer[], bigint[]), fencepost.queue_leave(text), fencepost.queue_buried(text, integer),"
+    " fencepost.queue_exhume(text),"
     " fencepost.queue_bury(text, text, integer, bigint, bytea, text[], bytea[], bytea, double precision),"
     " fencepost.queue_dead_count() TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.api_keys_of(text[]), fencepost.api_keys_used(text[]) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.add_refusals(text[], text[], bigint[], text[]) TO {role}",
     "GRANT SELECT ON fencepost.generations TO {role}",
-    "GRANT EXECUTE ON FUNCTION fencepost.origin(bigint, uuid), fencepost.leave_moment(),"
-    " fencepost.prune_horizon(),"
+    "GRANT EXECUTE ON FUNCTION fencepost.origin(bigint, uuid), fencepost.leave_moment(), fencepost.prune_horizon(),"
     " fencepost.prune_marks(bigint, xid8, double precision, text, integer), fencepost.sizes() TO {role}",
 )
 

@@ -1,13 +1,13 @@
 """`fencepost protect TABLE` and `fencepost unprotect TABLE`."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Unpack
 
 import asyncpg
 import click
 
 from fencepost.cli.shared import on_database, settings_options
-from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN, Rule
+from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN
 from fencepost.server.ops import protect as ops
 from fencepost.server.ops.doctor import LOCK_TIMEOUT, examine
 from fencepost.server.ops.doctor_tables import TABLES
@@ -17,6 +17,14 @@ _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch
 _WAIT = click.option(
     "--wait", default=30.0, show_default=True, metavar="SECONDS", help="How long to try for the table's lock."
 )
+
+
+def _changes(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
+    pairs = [each.partition("=") for each in given]
+    changes = {name: value for name, equals, value in pairs if name and equals}
+    if len(changes) < len(given):
+        raise click.BadParameter("it is COLUMN=VALUE, once for each column.")
+    return changes or None
 
 
 @click.command()
@@ -89,25 +97,25 @@ _WAIT = click.option(
     help="You vouch that triggers of yours which the gateway does not understand look at their own row only: writes "
     "share transactions all the same (docs/protect.md says what that is).",
 )
+@click.option(
+    "--work/--no-work",
+    default=None,
+    help="Workers take the table's rows, the next free one each time: a trigger tells those that wait for one.",
+)
+@click.option(
+    "--max-attempts", type=click.IntRange(0), metavar="N", help="With --work: how often a row is taken. 0: no bound."
+)
+@click.option(
+    "--on-exhausted",
+    multiple=True,
+    callback=_changes,
+    metavar="COLUMN=VALUE",
+    help="With --max-attempts: what puts a row aside that was taken so often: status=failed. May be repeated.",
+)
 @_SQL
 @_WAIT
-def protect(  # noqa: PLR0913, PLR0917 - one for each option
-    table: str,
-    settings: Settings,
-    rule: Rule | None,
-    source: str | None,
-    queue: str | None,
-    verify: bool | None,
-    above: int | None,
-    max_token: int | None,
-    max_jump: int | None,
-    scope: str | None,
-    no_scope: bool,
-    requires_key: bool | None,
-    sealed: bool | None,
-    triggers_see_own_row: bool | None,
-    sql: bool,
-    wait: float,
+def protect(
+    table: str, settings: Settings, no_scope: bool, sql: bool, wait: float, **asked: Unpack[ops.ProtectOptions]
 ) -> None:
     """Protect TABLE: from now on every write to it needs a fencing token.
 
@@ -115,21 +123,10 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     milliseconds. Repeating it changes nothing; with another option it changes that one. A table with marks
     that becomes builtin is read once under its lock: the leases' tokens go on from above its highest mark.
     """
-    if no_scope and scope is not None:
+    if no_scope and asked["scope"] is not None:
         raise click.UsageError("--scope and --no-scope exclude each other.")
-    asked: ops.ProtectOptions = {
-        "rule": rule,
-        "source": source,
-        "requires_key": requires_key,
-        "scope": "" if no_scope else scope,
-        "verify": verify,
-        "above": above,
-        "max_token": max_token,
-        "max_jump": max_jump,
-        "queue": queue,
-        "sealed": sealed,
-        "triggers_see_own_row": triggers_see_own_row,
-    }
+    if no_scope:
+        asked["scope"] = ""
 
     async def act(connection: asyncpg.Connection) -> str:
         if sql:
@@ -141,9 +138,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     click.echo(on_database(settings, act), nl=False)
 
 
-_NO_OPTIONS: Final = {
-    *("relation", "name", "key_columns", "functions", "protected_at", "protected_by", "partitions"),
-}
+_NO_OPTIONS: Final = {"relation", "name", "key_columns", "functions", "protected_at", "protected_by", "partitions"}
 """Columns of fencepost.protected that follow from the table itself."""
 
 

@@ -228,14 +228,7 @@ class Terminal:
 # Ctrl-Z stops the command. We see that, and stop our own process group, which is what the shell waits for. When the
 # shell lets us go on, so may the command, if the lease is still alive: it was not renewed meanwhile.
 
-_ENDING: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _FOR_GOOD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """What ends a program for good, and is not, as SIGHUP, something that a command may take for news."""
 _PASSED: Final = (*_ENDING, signal.SIGWINCH, signal.SIGCONT)

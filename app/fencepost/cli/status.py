@@ -28,13 +28,7 @@ from fencepost.server.ops.doctor import (
     read,
 )
 from fencepost.server.ops.doctor_tables import FENCES
-from fencepost.server.parts import (
-    ConfiguredSource,
-    names_of_queues,
-    read_queues,
-    read_seal_keys,
-    read_sources,
-)
+from fencepost.server.parts import ConfiguredSource, names_of_queues, read_queues, read_seal_keys, read_sources
 from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as queue_records
 from fencepost.server.postgres.leases import LockRow
@@ -275,7 +269,7 @@ SELECT p.name, p.rule, p.source, CASE WHEN p.scope IS NULL THEN p.key_columns EL
          WHERE starts_with(m.resource, fencepost.enc(coalesce(fencepost.scope_prefix(p.scope), p.name)) || '/')
            AND m.row_absent) AS marks,
        to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since, p.max_token::text, p.max_jump::text, p.sealed,
-       p.triggers_see_own_row
+       p.triggers_see_own_row, p.work, p.max_attempts
   FROM fencepost.protected p ORDER BY p.name"""
 
 _UNPROTECTED: Final = f"""
@@ -303,13 +297,15 @@ async def _trouble(_: asyncpg.Connection) -> list[str]:
 
 
 def _table(table: Row) -> tuple[str, ...]:
-    """Give the columns; the source with the ceiling where one was set, whether tokens are sealed, and whether the owner
-    vouches for triggers.
+    """Give the columns; the source with the ceiling where one was set, whether tokens are sealed, whether the owner
+    vouches for triggers, and whether workers take rows.
     """
     bounds = [f"to {table['max_token']}"] if table["max_token"] not in (None, str(HIGHEST_TOKEN)) else []
     bounds += [f"jumps to {table['max_jump']}"] if table["max_jump"] is not None else []
     bounds += ["sealed"] if table["sealed"] else []
     bounds += ["triggers see own row"] if table["triggers_see_own_row"] else []
+    bounds += ["work"] if table["work"] else []
+    bounds += [f"put aside after {table['max_attempts']}"] if table["max_attempts"] is not None else []
     source = table["source"] + (f" ({', '.join(bounds)})" if bounds else "")
     rows = "?" if table["rows"] is None else str(table["rows"])
     return table["name"], table["rule"], source, ",".join(table["key"]), rows, str(table["marks"]), table["since"]

@@ -342,7 +342,7 @@ async def _connect(settings: Settings, configured: Configured, emit: Emit, times
         turns,
         GroupCommit(database, wait_at_most=settings.pool_timeout, reads=True, times=times),
         settings.max_answer_bytes,
-        NextRows(times, waiting_quota(settings.max_waiting), lambda reason: emit(QueueFailed(reason))),
+        NextRows(times, waiting_quota(settings.max_waiting)),
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         seals=Seals(configured.seal_keys, settings.seal_lifetime),
         roles=roles,

@@ -22,6 +22,7 @@ made anew in another scope. Then everything is rolled back, the marks too, and s
 failure.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, ans
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, refused_scope, require_fitting
 from fencepost.server.postgres import keyed, marks
-from fencepost.server.postgres.answers import shown
+from fencepost.server.postgres.answers import nothing, shown
 from fencepost.server.postgres.connection import FencedRow, Key, RowWrite, Session, Wait, WriteStatement
 from fencepost.server.postgres.database import act_for, in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
@@ -128,6 +129,20 @@ async def claim_rows(
         await claim_row(session, table, write, most_bytes) if isinstance(answer, Alone) else answer
         for write, answer in zip(writes, answers, strict=True)
     ]
+
+
+async def put_aside(session: Session, table: ProtectedTable, write: RowWrite) -> Outcome:
+    """Change a row that was taken too often, which this transaction has locked, as `protect --on-exhausted` says."""
+    return await attempt_alone(
+        session, table.kept(_putting_aside), replace(write, raw=table.fence.on_exhausted.encode())
+    )
+
+
+def _putting_aside(table: ProtectedTable) -> Statements:
+    columns = tuple(json.loads(table.fence.on_exhausted))
+    if gone := [name for name in columns if name not in table.columns]:
+        raise QueryError(f"{table.name}: {', '.join(gone)}: `protect --on-exhausted` names what is no column any more")
+    return statements_of(table, "patch", Change(columns, nothing(0), frozenset(), named=True), "block")
 
 
 def _claiming(table: ProtectedTable, most_bytes: int) -> Statements:

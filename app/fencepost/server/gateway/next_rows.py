@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
-from uuid import UUID
 
 from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller, likes
 from fencepost.server.fence.problem_types import (
@@ -29,22 +28,22 @@ from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.gateway import leases
-from fencepost.server.gateway.attempt import claim_rows
+from fencepost.server.gateway.attempt import claim_rows, put_aside
 from fencepost.server.gateway.claims import binding_of, names_of_writes
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Doubt
 from fencepost.server.gateway.plan import not_with_queue, require_protected
 from fencepost.server.gateway.refusals import RETRY_AFTER, unavailable, with_blocker
-from fencepost.server.gateway.takers import Looks, Question, Served, TakenRow, Taker
+from fencepost.server.gateway.takers import Line, Question, Served, TakenRow, Taker, first_of
 from fencepost.server.gateway.use_cases import until_certain
 from fencepost.server.locks.builtin import OVERTAKEN
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.observe.events import LeaseAsked
+from fencepost.server.observe.events import LeaseAsked, QueueFailed, RowPutAside
 from fencepost.server.postgres import leases as statements
 from fencepost.server.postgres import next_rows, reading
 from fencepost.server.postgres.connection import RowWrite, Session, Statement
 from fencepost.server.postgres.database import as_caller, in_transaction, run_write, users_code
-from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.errors import StorageError, UnavailableError
 from fencepost.server.postgres.leases import Granted, LockRequest, Mismatch, Withdrawn
 from fencepost.server.postgres.next_rows import Look, NextRow
 from fencepost.server.postgres.query import Filter, OrderTerm, Query
@@ -95,26 +94,77 @@ def fitting(found: Table | None, name: str) -> ProtectedTable | Problem:
 
 
 @dataclass(slots=True)
-class LooksOf(Looks):
-    """The looks of one line, as its caller."""
+class _Looking:
+    """The looks for one line, as its caller."""
 
     gateway: Gateway
-    question: Question
-    oid: int = 0
+    line: Line
+
+    async def run(self) -> None:
+        """Look until nobody stands in line any more."""
+        line = self.line
+        try:
+            await self._look_on()
+        finally:
+            del self.gateway.next_rows.lines[line.question]  # before anything is awaited: who comes now has another
+            line.fail(RuntimeError("the line for the next row has failed"))
+        if line.watched > -math.inf:
+            with suppress(StorageError):  # it counts for a few seconds only
+                await self._note(lambda session: next_rows.unwatch(session, line.id))
+
+    async def _look_on(self) -> None:
+        line, clock = self.line, self.gateway.times.clock
+        while present := line.remaining():
+            if self.gateway.next_rows.stopping:
+                line.fail(UnavailableError("this gateway is stopping"))
+                return
+            line.woken.clear()
+            looking = first_of(present)
+            try:
+                table = self._table()
+                await self._watch(table)
+                served = await self._look(table, looking)
+            except Exception as error:  # noqa: BLE001 - those that stand in line get it
+                passing = isinstance(error, UnavailableError)
+                for taker in present:
+                    if not (passing and taker.deadline > clock.monotonic()) and not taker.answer.done():
+                        taker.answer.set_exception(error)
+            else:
+                await self._answer(looking, served)
+                if served.more:
+                    continue
+                for taker in present:  # nothing is left for those behind either
+                    if taker.deadline <= clock.monotonic() and not taker.answer.done():
+                        taker.answer.set_result([])
+            if line.remaining():
+                await line.sleep()
 
     def _table(self) -> ProtectedTable:
-        found = fitting(self.gateway.catalog.current.find(self.question.table), self.question.table)
+        question = self.line.question
+        found = fitting(self.gateway.catalog.current.find(question.table), question.table)
         if isinstance(found, Problem):
             raise leases.RefusedClaim(found)
-        self.oid = found.oid
+        self.line.oid = found.oid
         return found
 
-    async def look(self, looking: Sequence[Taker]) -> Served:
+    async def _watch(self, table: ProtectedTable) -> None:
+        """Note that somebody waits, so that who writes to the table says so; before the look, which would miss what is
+        committed in between.
+        """
+        now, line = self.gateway.times.clock.monotonic(), self.line
+        waits = any(each.deadline > now for each in line.standing)
+        if table.fence.work and waits and now >= line.watched + self.gateway.times.queue.beat_every:
+            await self._note(lambda session: next_rows.watch(session, table.oid, line.id))
+            line.watched = now
+
+    async def _note(self, statement: Callable[[Session], Awaitable[None]]) -> None:
+        await run_write(self.gateway.database.for_leases, statement, repeatable=True)
+
+    async def _look(self, table: ProtectedTable, looking: Sequence[Taker]) -> Served:
         """Find, grant and claim; again where a younger token got ahead. Raises Overtaken, too, and RefusedClaim."""
-        table = self._table()
 
         async def once(session: Session) -> Served:
-            transaction = _Transaction(session, self.gateway, self.question, table, looking)
+            transaction = _Transaction(session, self.gateway, self.line.question, table, looking)
             return await in_transaction(session, transaction.run)
 
         for _ in range(OVERTAKEN - 1):
@@ -122,21 +172,26 @@ class LooksOf(Looks):
                 return await run_write(self.gateway.database.for_grants, once)
         return await run_write(self.gateway.database.for_grants, once)
 
-    async def watch(self, line: UUID) -> None:
-        table = self._table()
-        if table.fence.work:
-            await self._note(lambda session: next_rows.watch(session, table.oid, line))
+    async def _answer(self, looking: Sequence[Taker], served: Served) -> None:
+        """Answer those for whom something was found; release what was granted to those who have gone meanwhile."""
+        for name, attempts in served.aside:
+            self.gateway.emit(RowPutAside(self.line.question.table, name, attempts))
+        for number, taker in enumerate(looking):
+            answer = served.problems.get(number) or served.rows[number]
+            if answer and not taker.answer.done():
+                taker.answer.set_result(answer)
+            elif not isinstance(answer, Problem):
+                for each in answer:
+                    await self._release_for_nobody(taker, each)
 
-    async def unwatch(self, line: UUID) -> None:
-        await self._note(lambda session: next_rows.unwatch(session, line))
-
-    async def release(self, taken: TakenRow, *, unless_kept: bool) -> None:
+    async def _release_for_nobody(self, taker: Taker, taken: TakenRow) -> None:
         locks, hashed = self.gateway.locks, taken.wanted.secret_hash
-        if not unless_kept or await locks.is_withdrawn(hashed):
-            await locks.release(taken.granted.lease.lease_id, hashed)
-
-    async def _note(self, statement: Callable[[Session], Awaitable[None]]) -> None:
-        await run_write(self.gateway.database.for_leases, statement, repeatable=True)
+        try:
+            if not taker.is_kept or await locks.is_withdrawn(hashed):
+                await locks.release(taken.granted.lease.lease_id, hashed)
+        except StorageError as error:  # the lease's time will run out
+            what = f"the lease of a row whose taker has gone could not be released: {error}"
+            self.gateway.emit(QueueFailed(what))
 
 
 def _statement(
@@ -193,6 +248,8 @@ class _Transaction:
         for number, has in zip(by_hash.values(), found, strict=True):
             if has.busy:
                 served.problems[number] = _under_way()
+            elif has.withdrawn:
+                served.problems[number] = leases.withdrawn()
             elif has.names is not None and has.attempt is None:
                 served.problems[number] = leases.mismatch()
             elif has.names is not None:
@@ -223,6 +280,8 @@ class _Transaction:
                 if repeated and outcome.verdict == "granted":
                     raise Overtaken  # it was over just now: the row may be no longer what was asked for
                 granted.append((number, wanted, outcome))
+        if self.table.fence.max_attempts is not None and not repeated:
+            granted = await self._put_aside(granted, self.table.fence.max_attempts, served)
         claimed = await self._claim(granted, repeated=repeated)
         for (number, wanted, outcome), claim in zip(granted, claimed, strict=True):
             lease = outcome.lease
@@ -234,6 +293,27 @@ class _Transaction:
             late_ms = math.ceil((self._now() - read_then) * 1000)
             lease = replace(lease, remaining_ms=max(lease.remaining_ms - late_ms, 0))
             served.rows[number].append(TakenRow(wanted, replace(outcome, lease=lease, claims=[claim])))
+
+    async def _put_aside(
+        self, granted: Sequence[tuple[int, LockRequest, Granted]], most: int, served: Served
+    ) -> list[tuple[int, LockRequest, Granted]]:
+        """Put rows aside that were taken too often, under the tokens of their grants, which end with that; give the
+        other grants.
+        """
+        left: list[tuple[int, LockRequest, Granted]] = []
+        for each in granted:
+            _, wanted, outcome = each
+            attempt, token = outcome.lease.attempt, outcome.claim_token
+            if attempt is None or token is None or attempt <= most:
+                left.append(each)
+                continue
+            async with self._as_caller():
+                done = await put_aside(self.session, self.table, RowWrite(parse_resource(wanted.names[0]).key, token))
+            if isinstance(done, Problem):
+                raise leases.RefusedClaim(replace(done, detail=f"{wanted.names[0]} is to be put aside: {done.detail}"))
+            await statements.put_aside(self.session, outcome.lease.lease_id)
+            served.aside.append((wanted.names[0], attempt - 1))
+        return left
 
     async def _claim(self, granted: Sequence[tuple[int, LockRequest, Granted]], *, repeated: bool) -> list[Done]:
         """Claim the rows with the tokens of the grants; read them, where that was done before."""
@@ -360,15 +440,32 @@ async def _take(
     arrived = gateway.times.clock.monotonic()
     taker = Taker(replace(wanted, writes=writes), asked.limit, deadline, asyncio.get_running_loop().create_future())
     try:
-        answer = await gateway.next_rows.take(question, LooksOf(gateway.of(question.caller), question), taker, gone)
+        await _stand_in_line(gateway.of(question.caller), question, taker, gone)
     finally:
         taker.is_kept = wanted.chosen and may_ask_again()
-    if answer is None:
+    if taker.answer.cancelled():
         return leases.nothing_held()
+    answer = taker.answer.result()
     if isinstance(answer, Problem):
         return answer
     waited_ms = int((gateway.times.clock.monotonic() - arrived) * 1000) if wanted.wait_ms else 0
     return [await _finished(gateway, taken, waited_ms) for taken in answer]
+
+
+async def _stand_in_line(gateway: Gateway, question: Question, taker: Taker, gone: "asyncio.Future[None]") -> None:
+    """Wait until the taker is answered, or `gone` is done: then its answer is cancelled."""
+    room = gateway.next_rows
+    if room.stopping:
+        raise UnavailableError("this gateway is stopping")
+    with room.places.place(ASKING.get()) as full:
+        if full is not None:
+            raise UnavailableError(f"requests stand in line for rows, and no more are taken in: there are {full}")
+        line = room.stand(question, taker, lambda line: _Looking(gateway, line).run())
+        try:
+            await asyncio.wait((taker.answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not taker.answer.done():
+                line.leave(taker)
 
 
 def _asking(caller: Caller) -> Caller:

@@ -1,23 +1,18 @@
-"""Who stands in line at this process for the next row of a table, and who looks for them (gateway/next_rows.py).
-
-Those who ask the same stand in one line, first come first. While somebody stands in it, one task looks for all of them.
-Who does not wait, or has waited for as long as it wanted, is answered by the first look that began after it came.
-Others sleep until a NOTIFY says that the table was written to (`protect --work`), or for a beat.
+"""Who stands in line at this process for the next row of a table. Those who ask the same stand in one line, first come
+first; one task looks for all of them (gateway/next_rows.py).
 """
 
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final
 from uuid import UUID, uuid4
 
-from fencepost.server.fence.caller import ASKING, Caller
+from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.errors import StorageError, UnavailableError
 from fencepost.server.postgres.leases import Granted, LockRequest
 from fencepost.server.postgres.next_rows import NextRow
 from fencepost.server.postgres.pool import Quota
@@ -73,36 +68,13 @@ class Served:
     problems: dict[int, Problem] = field(default_factory=dict)
     more: bool = False
     """Whether there may be more than it has found."""
+    aside: list[tuple[str, int]] = field(default_factory=list)
+    """Rows that were put aside: their names, and how often each was taken."""
 
     def wanted(self, looking: Sequence[Taker]) -> list[int]:
         """Name who wants another row, once for each row."""
         missing = [0 if n in self.problems else taker.limit - len(self.rows[n]) for n, taker in enumerate(looking)]
         return [number for number, rows in enumerate(missing) for _ in range(rows)]
-
-
-class Looks(Protocol):
-    """Looks for those of one line."""
-
-    oid: int
-    """The table's; 0: not known yet."""
-
-    async def look(self, looking: Sequence[Taker]) -> Served:
-        """Find, grant and claim rows for them, in one transaction. Raises StorageError, and what claims raise."""
-        ...
-
-    async def watch(self, line: UUID) -> None:
-        """Note that the line waits, so that who writes to the table says so. Raises StorageError."""
-        ...
-
-    async def unwatch(self, line: UUID) -> None:
-        """Note that it waits no more. Raises StorageError."""
-        ...
-
-    async def release(self, taken: TakenRow, *, unless_kept: bool) -> None:
-        """Release what was granted to one who has gone. `unless_kept`: only if the secret was withdrawn. Raises
-        StorageError.
-        """
-        ...
 
 
 # The lines.
@@ -111,57 +83,34 @@ class Looks(Protocol):
 class NextRows:
     """The lines of this process."""
 
-    def __init__(self, times: Times, waiting: Quota, failed: Callable[[str], object]) -> None:
-        """`waiting`: how many may stand in line, of one caller and in all; `failed` is told what could not be done."""
-        self.times, self.failed = times, failed
-        self._waiting = waiting
-        self._lines: dict[Question, _Line] = {}
+    def __init__(self, times: Times, places: Quota) -> None:
+        """`places`: how many may stand in line, of one caller and in all."""
+        self.times, self.places = times, places
+        self.lines: dict[Question, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 
-    async def take(
-        self, question: Question, looks: Looks, taker: Taker, gone: "asyncio.Future[None]"
-    ) -> list[TakenRow] | Problem | None:
-        """Stand in line until answered, or until `gone` is done: None. Raises StorageError, and what claims raise."""
-        if self.stopping:
-            raise UnavailableError("this gateway is stopping")
-        asking = ASKING.get()
-        if (full := self._waiting.take(asking)) is not None:
-            raise UnavailableError(f"requests stand in line for rows, and no more are taken in: there are {full}")
-        line = self._lines.get(question)
+    def stand(self, question: Question, taker: Taker, run: Callable[["Line"], Coroutine[Any, Any, None]]) -> "Line":
+        """Stand in line, in a new one if there is none: `run` looks for those who stand in it, until nobody does."""
+        line = self.lines.get(question)
         if line is None:
-            line = self._lines[question] = _Line(self, looks, question)
-            task = asyncio.create_task(self._run(line), context=Context())
+            line = self.lines[question] = Line(question, self.times)
+            task = asyncio.create_task(run(line), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         line.standing.append(taker)
         line.woken.set()
-        try:
-            await asyncio.wait((taker.answer, gone), return_when=asyncio.FIRST_COMPLETED)
-            return taker.answer.result() if taker.answer.done() else None
-        finally:
-            self._waiting.give_back(asking)
-            if not taker.answer.done():
-                taker.answer.cancel()
-                line.standing.remove(taker)
-
-    async def _run(self, line: "_Line") -> None:
-        try:
-            await line.run()
-        finally:
-            del self._lines[line.question]  # before anything is awaited: who comes now has another line
-            line.leave()
-        await line.unwatch()
+        return line
 
     def on_notify(self, payload: str) -> None:
         """A table was written to: the payload is its oid. Every role may NOTIFY any text."""
-        for line in self._lines.values():
-            if str(line.looks.oid) == payload:
+        for line in self.lines.values():
+            if str(line.oid) == payload:
                 line.woken.set()
 
     def on_listening(self) -> None:
         """Notifications may have been missed: all look."""
-        for line in self._lines.values():
+        for line in self.lines.values():
             line.woken.set()
 
     def stop(self) -> None:
@@ -176,104 +125,46 @@ class NextRows:
             await asyncio.wait(self._tasks)
 
 
-class _Line:
-    """Those who ask one question, and the task that looks for them."""
+class Line:
+    """Those who ask one question."""
 
-    def __init__(self, room: NextRows, looks: Looks, question: Question) -> None:
-        self.question, self.looks = question, looks
+    def __init__(self, question: Question, times: Times) -> None:
+        self.question, self._times = question, times
+        self.id: UUID = uuid4()
+        self.oid = 0
+        """The table's; 0: not known yet."""
         self.standing: list[Taker] = []
         self.woken = asyncio.Event()
-        self._room = room
-        self._id: UUID = uuid4()
-        self._watched = -math.inf
-        """When it was noted last that this line waits."""
+        self.watched = -math.inf
+        """When it was noted last that it waits (`fencepost.watch`)."""
 
-    async def run(self) -> None:
-        """Look until nobody stands in line any more."""
-        while self._remain():
-            self.woken.clear()
-            present = list(self.standing)
-            looking = _first_of(present)
-            try:
-                await self._watch()
-                served = await self.looks.look(looking)
-            except Exception as error:  # noqa: BLE001 - those that stand in line get it
-                self._on_error(present, error)
-            else:
-                await self._answer(looking, served)
-                if served.more:
-                    continue
-                now = self._room.times.clock.monotonic()
-                for taker in present:  # nothing is left for those behind either
-                    if taker.deadline <= now and not taker.answer.done():
-                        taker.answer.set_result([])
-            if self._remain():
-                await self._sleep()
-
-    def leave(self) -> None:
-        """Answer those who stand there still: the line has failed."""
-        for each in self.standing:
-            if not each.answer.done():
-                each.answer.set_exception(RuntimeError("the line for the next row has failed"))
-
-    def _remain(self) -> bool:
+    def remaining(self) -> list[Taker]:
+        """Give those who have not been answered, and have not gone."""
         self.standing = [each for each in self.standing if not each.answer.done()]
-        if self._room.stopping:
-            for each in self.standing:
-                each.answer.set_exception(UnavailableError("this gateway is stopping"))
-            self.standing = []
-        return bool(self.standing)
+        return list(self.standing)
 
-    async def _sleep(self) -> None:
+    def fail(self, error: Exception) -> None:
+        """Give an error to all."""
+        for each in self.remaining():
+            each.answer.set_exception(error)
+
+    def leave(self, taker: Taker) -> None:
+        """Go without an answer."""
+        taker.answer.cancel()
+        if taker in self.standing:
+            self.standing.remove(taker)
+
+    async def sleep(self) -> None:
         """Sleep until woken, for a beat, or until somebody's time is up."""
-        times = self._room.times
-        first = min(each.deadline for each in self.standing) - times.clock.monotonic()
-        timer = times.clock.call_later(max(min(first, times.queue.beat_every), 0), self.woken.set)
+        first = min(each.deadline for each in self.standing) - self._times.clock.monotonic()
+        timer = self._times.clock.call_later(max(min(first, self._times.queue.beat_every), 0), self.woken.set)
         try:
             await self.woken.wait()
         finally:
             timer.cancel()
 
-    async def _watch(self) -> None:
-        """Note that somebody waits; before the look, which would miss what was committed in between."""
-        now = self._room.times.clock.monotonic()
-        waits = any(each.deadline > now for each in self.standing)
-        if waits and now >= self._watched + self._room.times.queue.beat_every:
-            await self.looks.watch(self._id)
-            self._watched = now
 
-    async def unwatch(self) -> None:
-        """Note that nobody waits any more."""
-        if self._watched > -math.inf:
-            with suppress(StorageError):  # it counts for a few seconds only
-                await self.looks.unwatch(self._id)
-
-    def _on_error(self, present: Sequence[Taker], error: Exception) -> None:
-        """Give an error to those in line; where PostgreSQL could not be asked, only to those who wait no longer."""
-        now = self._room.times.clock.monotonic()
-        passing = isinstance(error, UnavailableError) and not self._room.stopping
-        for taker in present:
-            if not taker.answer.done() and not (passing and taker.deadline > now):
-                taker.answer.set_exception(error)
-
-    async def _answer(self, looking: Sequence[Taker], served: Served) -> None:
-        """Answer those for whom something was found; release what was granted to those who have gone meanwhile."""
-        for number, taker in enumerate(looking):
-            answer = served.problems.get(number) or served.rows[number]
-            if answer and not taker.answer.done():
-                taker.answer.set_result(answer)
-            elif not isinstance(answer, Problem):
-                for each in answer:
-                    await self._release_for_nobody(taker, each)
-
-    async def _release_for_nobody(self, taker: Taker, taken: TakenRow) -> None:
-        try:
-            await self.looks.release(taken, unless_kept=taker.is_kept)
-        except StorageError as error:  # the lease's time will run out
-            self._room.failed(f"the lease of a row whose taker has gone could not be released: {error}")
-
-
-def _first_of(present: Sequence[Taker]) -> list[Taker]:
+def first_of(present: Sequence[Taker]) -> list[Taker]:
     """Give the first in line for whom one look is enough."""
     looking: list[Taker] = []
     rows = 0

@@ -215,6 +215,16 @@ class LeaseAsked(Event):
         return {**shown, "owner": self.owner, "waited": round(self.waited, 3), "tokens": self.tokens}
 
 
+class RowPutAside(Event):
+    """A row was taken too often by workers, and put aside (`protect --max-attempts`). `attempts`: how often."""
+
+    words = "a row was put aside: it was taken too often"
+    metric = counter("fencepost_rows_put_aside", "Rows that were put aside because they were taken too often.", "table")
+    table: str
+    resource: str
+    attempts: int
+
+
 class QueueFailed(Event):
     """Waiters could not be kept in their queues, or taken out, or nothing be swept; it is tried again."""
 

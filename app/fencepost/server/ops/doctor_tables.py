@@ -8,7 +8,7 @@ from fencepost.server.fence.resource import parse_scope
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.ops.doctor import NOW, Check, Row, read
 from fencepost.server.ops.schema import LACKS_EVENT_TRIGGERS, MISSING, RELATIONS
-from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER
+from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER, WORK_TRIGGER
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.tables import HAS_RULES, MARK_CHECK, MARK_COLUMN, quote
@@ -18,8 +18,8 @@ _ON: Final = "t.tgenabled IN ('O', 'A')"
 _AGAIN: Final = ": run `fencepost protect {table}`"
 
 _TABLES: Final = f"""
-SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::text AS sql_name, p.scope,
-       c.oid IS NULL AS dropped, n.nspname::text AS schema, c.relname::text AS relation, {NOW},
+SELECT p.name AS subject, p.source, p.max_attempts, p.relation::oid::int8 AS oid, p.relation::text AS sql_name,
+       p.scope, c.oid IS NULL AS dropped, n.nspname::text AS schema, c.relname::text AS relation, {NOW},
        c.relpersistence <> 'p' AS unlogged, {HAS_RULES} AS has_rules, current_user::text AS role,
        p.scope IS NULL AND row_security_active(c.oid) AS ruled,
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnotnull AND a.attnum > 0
@@ -48,6 +48,12 @@ SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::te
          WHERE NOT EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = 'fencepost'::regnamespace
                               AND f.proname = p.functions || '_' || part)) AS functions_gone,
        CASE WHEN p.triggers_see_own_row THEN o.of_statements || o.deferred END AS vouched_in_vain,
+       (SELECT array_agg(u.relid::regclass::text) FROM fencepost.with_partitions(c.oid) u
+         WHERE p.work AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = u.relid AND t.tgname = '{WORK_TRIGGER}'
+           AND {_ON} AND t.tgfoid = 'fencepost.work_there()'::regprocedure AND t.tgtype = 20 AND t.tgqual IS NULL))
+         AS silent,
+       ARRAY(SELECT k FROM jsonb_object_keys(p.on_exhausted) k WHERE NOT EXISTS (
+         SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = k AND NOT a.attisdropped)) AS not_set,
        i.key = p.key_columns::text[] AND (
          SELECT array_to_string(f.proargtypes::oid[], ',')
                 <> i.types || ',' || 'int8'::regtype::oid || ',' || 'text[]'::regtype::oid FROM pg_proc f
@@ -164,6 +170,12 @@ TABLES: Final = (
     Check("vouched-in-vain", _tables, "warning",
         "--triggers-see-own-row has no effect: of a statement, or deferrable, are {vouched_in_vain}",
         when="vouched_in_vain"),
+    Check("work-unheard", _tables, "warning",
+        "workers that wait for rows of it hear of them within a second only: the trigger"
+        f" {WORK_TRIGGER} is missing, disabled or another one on {{silent}}", _PROTECT, when="silent"),
+    Check("exhausted-columns-gone", _tables, "warning",
+        "rows that were taken {max_attempts} times cannot be put aside: --on-exhausted sets columns that are gone"
+        " ({not_set})", ": `fencepost protect {table} --on-exhausted COLUMN=VALUE`", when="not_set"),
     Check("row-security", _tables, "warning",
         "row security rules {role}, so that the marks of rows which a policy hides were not looked at",
         ": run this as a role with BYPASSRLS, or as the owner of a table without FORCE ROW LEVEL SECURITY",

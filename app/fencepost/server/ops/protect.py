@@ -28,14 +28,20 @@ PAUSE: Final = 0.5
 
 class ProtectOptions(TypedDict, total=False):
     """What can be asked for of a table's protection. What is None, or not there, stays as it is; of a table that is new
-    it is strict, external, no scope, no key required, no seal, no word for its triggers.
+    it is strict, external, no scope, no key required, no seal, no word for its triggers, no work.
 
+    rule: `strict` or `epoch`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
+    requires_key: writes through the gateway need an Idempotency-Key.
     scope: a template (R8), or empty: each row has a mark of its own.
+    verify: the gateway asks the lock service about tokens that it does not know.
     above: where the marks of an external source are lost, a token up to which none may write.
     max_token, max_jump: see Ceiling; a max_jump of 0 is none.
-    queue: the queue that the table takes all its writes by.
+    queue: the queue that the table takes all its writes by, instead of a source, a scope and a ceiling.
     sealed: the gateway takes sealed tokens only.
     triggers_see_own_row: the owner vouches for the table's triggers, so that its writes may share transactions.
+    work: workers take the table's rows, the next one each time.
+    max_attempts, on_exhausted: how often a row may be taken, and the columns that put it aside then, with their values
+        as the body of a PATCH has them; a max_attempts of 0 takes both away.
     """
 
     rule: Rule | None
@@ -49,6 +55,9 @@ class ProtectOptions(TypedDict, total=False):
     queue: str | None
     sealed: bool | None
     triggers_see_own_row: bool | None
+    work: bool | None
+    max_attempts: int | None
+    on_exhausted: Mapping[str, str | float | bool | None] | None
 
 
 class ProtectError(Exception):

@@ -71,7 +71,7 @@ _RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
 
 PROTECTED: Final = (
     "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump,"
-    " p.sealed, p.triggers_see_own_row"
+    " p.sealed, p.triggers_see_own_row, p.work, p.max_attempts, p.on_exhausted"
 )
 """What counts of a row of fencepost.protected p: it is read, and a change of it is noticed."""
 
@@ -81,7 +81,7 @@ ARRAY(WITH RECURSIVE part(oid) AS (
          UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
        SELECT DISTINCT part.oid::regclass::text
          FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
-        WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A') ORDER BY 1)"""
+        WHERE t.tgname !~ '_(trunc|work)$' AND t.tgenabled NOT IN ('O', 'A') ORDER BY 1)"""
 """The partitions of fencepost.protected p on which a trigger of the fence is disabled."""
 _HEIRS: Final = """
 ARRAY(SELECT h.oid::regclass::text FROM pg_inherits i JOIN pg_class h ON h.oid = i.inhrelid AND NOT h.relispartition
@@ -159,7 +159,9 @@ SELECT p.relation::oid::int8 AS oid, {PROTECTED},
 ROW_TRIGGERS: Final = frozenset(f"zzz_fencepost_{part}" for part in ("upd", "ins", "insmark", "del"))
 SCOPE_TRIGGERS: Final = frozenset(f"zzz_fencepost_{part}" for part in ("scope", "scope_ins", "scope_upd"))
 TRUNCATE_TRIGGER: Final = "zzz_fencepost_trunc"
-"""The triggers of a protected table: those of its rows' marks, or of their scope; and the one against TRUNCATE."""
+WORK_TRIGGER: Final = "zzz_fencepost_work"
+"""The triggers of a protected table: those of its rows' marks, or of their scope; the one against TRUNCATE; and the one
+that tells workers of rows, without which the fence holds."""
 
 
 def api_name(schema: str, relation: str) -> str:
@@ -181,6 +183,9 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         scope=scope,
         key=row["key_is"] or "",
         sealed=row["sealed"],
+        work=row["work"],
+        max_attempts=row["max_attempts"],
+        on_exhausted=row["on_exhausted"] or "",
         deletes_own_rows=row["reaches_itself"],
         ceiling=None if row["max_token"] is None else Ceiling(row["max_token"], row["max_jump"]),
     )

@@ -307,14 +307,18 @@ class TakenBy:
     """
 
     busy: bool
+    withdrawn: bool
     names: tuple[str, ...] | None
     attempt: int | None
 
 
 async def taken_by(connection: Connection, hashes: Sequence[bytes]) -> list[TakenBy]:
     """Look what secrets have, and let no grant under them begin before this transaction is over."""
-    rows = await connection.fetch("SELECT busy, names, attempt FROM fencepost.taken_by($1)", hashes)
-    return [TakenBy(row["busy"], None if row["names"] is None else tuple(row["names"]), row["attempt"]) for row in rows]
+    rows = await connection.fetch("SELECT busy, withdrawn, names, attempt FROM fencepost.taken_by($1)", hashes)
+    return [
+        TakenBy(row["busy"], row["withdrawn"], None if row["names"] is None else tuple(row["names"]), row["attempt"])
+        for row in rows
+    ]
 
 
 async def put_aside(connection: Connection, lease_id: int) -> None:

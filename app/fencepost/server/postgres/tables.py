@@ -117,8 +117,12 @@ class Fence:
 
     sealed: bool = False
     """Whether the gateway takes sealed tokens only, and only for what their seals are bound to."""
-
     work: bool = False
+    """Whether workers take the table's rows, the next one each time."""
+    max_attempts: int | None = None
+    """How often a row may be taken before it is put aside; None: any number of times."""
+    on_exhausted: str = ""
+    """What puts it aside: the JSON of an object, as the body of a PATCH of the row; empty without `max_attempts`."""
     deletes_own_rows: bool = False
     """Whether a DELETE of one row may reach other rows of the table, by foreign keys."""
 

@@ -1,0 +1,258 @@
+"""The next row of a table: each has one taker, whoever else is at work; what is counted of it; and who waits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from tests.races.openings import BUILTIN, opened
+from tests.support.manual_clock import ManualClock
+from tests.support.racing import NEW, Race
+from tests.support.use_cases import keyed, open_gateway, patch, result_of
+
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway import attempt, next_rows
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.next_rows import Next, take_next
+from fencepost.server.gateway.takers import TakenRow
+from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.database import AllowedRoles
+from fencepost.server.postgres.leases import LeaseRow, LockRequest
+from fencepost.server.times import Times
+from fencepost.testing.servers.processes import PATIENCE, eventually
+
+pytestmark = opened(BUILTIN)
+
+MINUTE = 60_000
+Taking = Callable[..., Awaitable[list[TakenRow] | Problem]]
+
+
+async def rows(race: Race, *keys: str) -> None:
+    for key in keys:
+        await race.insert(race.a, key, 30)
+
+
+async def take(
+    gateway: Gateway, secret: str | None = None, *, limit: int = 1, gone: Any = None, wait_ms: int = 0
+) -> list[TakenRow] | Problem:
+    wanted = LockRequest((), secret or "a secret", "w", MINUTE, wait_ms=wait_ms, chosen=secret is not None)
+    wanted = wanted if secret else replace(wanted, secret=f"{id(wanted)} {asyncio.get_running_loop().time()}")
+    gone = gone or asyncio.get_running_loop().create_future()
+    return await asyncio.wait_for(take_next(gateway, wanted, Next("orders", NEW, limit=limit), gone), PATIENCE)
+
+
+async def taken(gateway: Gateway, **asked: Any) -> list[tuple[str, int | None]]:
+    """Take, and give names and attempts."""
+    answer = await take(gateway, **asked)
+    assert isinstance(answer, list), answer
+    return [(each.granted.lease.names[0], each.granted.lease.attempt) for each in answer]
+
+
+async def one(gateway: Gateway, secret: str | None = None) -> LeaseRow:
+    answer = await take(gateway, secret)
+    assert isinstance(answer, list), answer
+    (row,) = answer
+    assert row.granted.claims[0].resource == row.granted.lease.names[0]
+    return row.granted.lease
+
+
+async def expire(race: Race, lease: LeaseRow) -> None:
+    await race.observer.execute(
+        "UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s' WHERE lease_id = $1",
+        lease.lease_id,
+    )
+
+
+@dataclass
+class Held:
+    """A look that has granted, and claims nothing until `go`."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Hold the first look between its grants and its claims."""
+    held, claims = Held(), attempt.claim_rows
+
+    async def hold(*of: Any) -> Any:
+        if not held.reached.is_set():
+            held.reached.set()
+            await asyncio.wait_for(held.go.wait(), PATIENCE)
+        return await claims(*of)
+
+    monkeypatch.setattr(next_rows, "claim_rows", hold)
+    return held
+
+
+@asynccontextmanager
+async def two_gateways(race: Race, **of: Any) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    async with open_gateway(race.dsn, **of) as one, open_gateway(race.dsn, **of) as other:
+        yield one, other
+
+
+async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> None:
+    """A writer's row, and the row of a lock: no look waits for either."""
+    await rows(race, "a", "b", "c")
+    async with open_gateway(race.dsn) as gateway:
+        await race.observer.execute("INSERT INTO fencepost.locks VALUES ('orders/b')")
+        writing = await race.begin(race.b)
+        await race.b.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
+        await race.b.execute("SELECT FROM fencepost.locks WHERE name = 'orders/b' FOR UPDATE")
+        assert await taken(gateway) == [("orders/c", 1)]
+        assert await taken(gateway) == []
+        await writing.rollback()
+        assert await taken(gateway, limit=3) == [("orders/a", 1), ("orders/b", 1)]
+
+
+async def test_a_row_has_one_taker_while_two_gateways_look(race: Race, held: Held) -> None:
+    await rows(race, "a", "b")
+    async with two_gateways(race) as (first, second):
+        taking = asyncio.create_task(taken(first))
+        await asyncio.wait_for(held.reached.wait(), PATIENCE)
+        assert await taken(second, limit=2) == [("orders/b", 1)]
+        held.go.set()
+        assert await taking == [("orders/a", 1)]
+        assert await taken(second) == []
+
+
+async def test_a_dead_worker_is_fenced_from_when_its_row_is_taken_again(race: Race) -> None:
+    await rows(race, "a")
+    async with open_gateway(race.dsn) as gateway:
+        dead = await one(gateway)
+        await expire(race, dead)
+        assert await taken(gateway) == [("orders/a", 2)]
+        assert result_of(await patch(gateway, keyed("a", dead.tokens[0], status="done"))) == "FP001"
+        row = await race.row("a")
+        assert row is not None
+        assert row["status"] == "new"
+
+
+async def test_attempts_are_counted_since_another_wrote_to_the_row(race: Race) -> None:
+    await rows(race, "a", "b")
+    async with open_gateway(race.dsn) as gateway:
+        for attempt in (1, 2, 3):
+            lease = await one(gateway)
+            assert (lease.names, lease.attempt) == (("orders/a",), attempt)
+            if attempt == 2:  # what the worker itself writes changes nothing
+                minted = await gateway.locks.mint(lease.lease_id, await secret_of(race, lease), 2)
+                assert minted is not None
+                assert result_of(await patch(gateway, keyed("a", minted.tokens[1], n=1))) == "ok"
+            await expire(race, lease)
+        other = await one(gateway)
+        assert other.attempt == 4
+        second = await one(gateway)
+        assert second.names == ("orders/b",)
+        assert result_of(await patch(gateway, keyed("a", second.tokens[0], n=2))) == "ok"
+        await expire(race, other)
+        assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def secret_of(race: Race, lease: LeaseRow) -> bytes:
+    hashed: bytes = await race.observer.fetchval(
+        "SELECT secret_hash FROM fencepost.leases WHERE lease_id = $1", lease.lease_id
+    )
+    return hashed
+
+
+async def test_a_repeated_request_finds_its_row_again(race: Race, held: Held) -> None:
+    """Also while the first one is under way: never has it two rows."""
+    await rows(race, "a", "b")
+    async with two_gateways(race) as (first, second):
+        taking = asyncio.create_task(one(first, "s" * 32))
+        await asyncio.wait_for(held.reached.wait(), PATIENCE)
+        early = await take(second, "s" * 32)
+        assert isinstance(early, Problem), early
+        assert early.type is DATABASE_UNAVAILABLE
+        held.go.set()
+        lease = await taking
+        again = await one(second, "s" * 32)
+        assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
+        twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
+        assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
+        assert await taken(first) == [("orders/b", 1)]
+
+
+async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race, held: Held) -> None:
+    await rows(race, "a")
+    async with two_gateways(race) as (first, second):
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        taking = asyncio.create_task(take(first, gone=gone))
+        await asyncio.wait_for(held.reached.wait(), PATIENCE)
+        gone.set_result(None)
+        assert isinstance(await taking, Problem)
+        held.go.set()
+        await eventually(lambda: has_ended(race), what="the end of the lease")
+        assert await taken(second) == [("orders/a", 2)]
+        wanted = LockRequest((), "t" * 32, "w", MINUTE)
+        await second.locks.withdraw(wanted.secret_hash)
+        assert isinstance(await take(second, "t" * 32), Problem)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_a_row_that_was_taken_too_often_is_put_aside(race: Race, most: int) -> None:
+    await rows(race, "a", "b")
+    await protect(race.observer, "orders", work=True, max_attempts=most, on_exhausted={"status": "failed", "n": 7})
+    async with open_gateway(race.dsn) as gateway:
+        for attempts in range(1, most + 1):
+            lease = await one(gateway)
+            assert (lease.names, lease.attempt) == (("orders/a",), attempts)
+            await expire(race, lease)
+        other = await one(gateway)
+        assert (other.names, other.attempt) == (("orders/b",), 1)
+        row = await race.row("a")
+        assert row is not None
+        assert (row["status"], row["n"]) == ("failed", 7)
+        assert result_of(await patch(gateway, keyed("a", lease.tokens[0], n=1))) == "FP001"
+        assert result_of(await patch(gateway, keyed("a", other.tokens[0], status="new"))) == "ok"
+        assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def has_ended(race: Race) -> bool:
+    return bool(await race.observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.leases WHERE ended_at IS NULL)"))
+
+
+async def test_who_waits_is_given_a_row_that_comes_and_others_after_it_nothing(race: Race) -> None:
+    clock = ManualClock()
+    async with open_gateway(race.dsn, times=Times(clock=clock)) as gateway:
+        waiting = [asyncio.create_task(taken(gateway, wait_ms=n * MINUTE)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        assert await taken(gateway) == [], "who does not wait is answered beside those who do"
+        await rows(race, "a")
+        async with clock.running():
+            assert await asyncio.wait_for(waiting[0], PATIENCE) == [("orders/a", 1)]
+            assert await asyncio.wait_for(waiting[1], PATIENCE) == []
+
+
+async def test_who_waits_is_sent_away_when_the_gateway_stops(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        waiting = asyncio.create_task(take(gateway, wait_ms=MINUTE))
+        await asyncio.sleep(0)
+        assert await taken(gateway) == []
+        gateway.next_rows.stop()
+        answer = await asyncio.wait_for(waiting, PATIENCE)
+        assert isinstance(answer, Problem)
+        assert answer.type is DATABASE_UNAVAILABLE
+
+
+async def test_a_caller_takes_rows_that_it_may_see_and_write(race: Race) -> None:
+    await rows(race, "a", "b", "c")
+    await race.observer.execute(
+        "CREATE ROLE worker; GRANT SELECT, UPDATE ON orders TO worker; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+        " CREATE POLICY see ON orders FOR SELECT TO worker USING (order_id <> 'a');"
+        " CREATE POLICY change ON orders FOR UPDATE TO worker USING (order_id <> 'b')"
+    )
+    try:
+        async with open_gateway(race.dsn) as gateway:
+            allowed = replace(gateway, roles=AllowedRoles(("worker",)))
+            worker = allowed.of(Caller("w", role="worker"))
+            assert await taken(worker, limit=3) == [("orders/c", 1)]
+            of_locks = gateway.of(Caller("x", locks=("orders/a*",)))
+            assert await taken(of_locks, limit=3) == [("orders/a", 1)]
+    finally:
+        await race.observer.execute("DROP OWNED BY worker; DROP ROLE worker")
