@@ -42,9 +42,8 @@ class Running:
     @property
     def lines(self) -> list[str]:
         """What `fencepost lock` itself printed to stderr; a shell prints there what was killed."""
-        return [
-            line for line in self.printed.splitlines() if line.startswith(("fencepost lock: ", "fencepost elect: "))
-        ]
+        verbs = ("lock", "elect", "work")
+        return [line for line in self.printed.splitlines() if line.startswith(tuple(f"fencepost {v}: " for v in verbs))]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

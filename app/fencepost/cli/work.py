@@ -145,7 +145,7 @@ class _Worker:
     def on_signal(self, number: signal.Signals) -> None:
         """Take no more rows; the second time, end the commands."""
         if not self.stopping:
-            self.print_line(f"{number.name}: no more rows are taken; {len(self.children)} commands run still")
+            self.print_line(f"{number.name}: no more rows are taken; commands that run: {len(self.children)}")
         self.stopping = True
         self.work.stop()
 
