@@ -61,16 +61,24 @@ async def test_what_is_written_at_the_end_is_newer_than_what_the_command_wrote_w
     assert set((await statuses(http)).values()) == {"paid"}
 
 
-async def test_a_row_whose_command_failed_is_next_again_and_its_attempt_one_higher(
+async def test_a_row_whose_command_failed_is_next_again_after_a_pause_and_its_attempt_one_higher(
     lock: StartLock, http: httpx.AsyncClient
 ) -> None:
-    tries = ("--once", "--pause", "0.1", "--where", "order_id=eq.order-123", "--done", "status=paid")
-    running = lock(*NEW, *tries, "sh", "-c", "[ $FENCEPOST_ATTEMPT -gt 2 ]", verb="work")
-    assert await running.ended() == 0
-    name = "orders/order-123, attempt"
-    assert told(running)[:3] == [
-        f"{name} 1: exit code 1: it is next again", f"{name} 2: exit code 1: it is next again", f"{name} 3: done",
+    name, one = "orders/order-123, attempt", (*NEW, "--where", "order_id=eq.order-123", "--done", "status=paid")
+    failing = lock(*one, "--pause", "60", "false", verb="work")
+    await written(failing.errors)
+    other = lock(*one, "--once", "true", verb="work")
+    assert (await other.ended(), told(other)) == (0, ["0 done, 0 failed, 0 lost, 0 ended"]), "it is taken for the pause"
+    failing.signal(signal.SIGTERM)
+    assert await failing.ended() == 0
+    assert told(failing) == [
+        f"{name} 1: exit code 1: it is next again", "SIGTERM: no more rows are taken; commands that run: 0",
+        "0 done, 1 failed, 0 lost, 0 ended",
     ]  # fmt: skip
+    script = "[ $FENCEPOST_ATTEMPT -gt 2 ]"
+    running = lock(*one, "--once", "--pause", "0.1", "sh", "-c", script, verb="work")
+    assert await running.ended() == 0
+    assert told(running)[:2] == [f"{name} 2: exit code 1: it is next again", f"{name} 3: done"]
     assert (await statuses(http))["order-123"] == "paid"
 
 

@@ -483,12 +483,12 @@ async def test_lines_that_are_to_land_as_a_whole_do_or_the_first_refusal_is_rais
 # The examples of docs/client.md and docs/elections.md run as they stand.
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(8))
 async def test_an_example_runs(gateway_url: str, number: int) -> None:
     docs = Path(__file__).parents[2] / "docs"
     pages = "".join((docs / page).read_text("utf-8") for page in ("client.md", "elections.md"))
     examples = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     code = examples[number].replace("http://127.0.0.1:8080", gateway_url)
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False

@@ -43,7 +43,8 @@ async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database:
 
 
 @pytest.mark.parametrize(
-    ("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8), ("docs/batch.md", 1)]
+    ("page", "at_least"),
+    [("README.md", 7), ("docs/outcomes.md", 4), ("docs/queues.md", 8), ("docs/batch.md", 1), ("docs/work.md", 11)],
 )
 async def test_the_story_in_a_page_is_true(
     demo_database: str, start_gateway: Start, tmp_path: Path, page: str, at_least: int

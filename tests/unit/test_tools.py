@@ -65,7 +65,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OF_THE_SERVER = [re.split(r"[^\w-]", each)[0].replace("-", "_") for each in PROJECT["optional-dependencies"]["server"]]
-ALONE = {"batch", "elect", "lock", "mint"}
+ALONE = {"batch", "elect", "lock", "mint", "work"}
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({[*OF_THE_SERVER, 'pydantic', 'pytest']!r}))\n"
 COMMAND = "from fencepost.cli.main import main; main({!r}, prog_name='fencepost')"
 

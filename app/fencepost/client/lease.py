@@ -308,7 +308,7 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
         sent = clock.now()
         answer = await exchange.once(request.call(asked, keep_place=not asked_for_all), most)
         if answer.status == _NOTHING:
-            raise NoRow(f"there is no row for {request.shown}")
+            raise NoRow(f"{request.shown}: there is none")
         return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
 
     while True:

@@ -411,7 +411,8 @@ class SyncWork(Passing[Work]):
                 while (job := self._loop.run(following)) is not None:
                     yield SyncJob(job, self._loop)
             finally:
-                self._loop.run(close)
+                with contextlib.suppress(RuntimeError):  # the client is closed already, and its leases with it
+                    self._loop.run(close)
 
     def run(self, handle: Callable[[SyncJob], object], *, concurrency: int = 1, drain: float = 30.0) -> None:
         """Call `handle(job)` in threads, for up to `concurrency` jobs at once; see `Work.run`.

@@ -284,7 +284,7 @@ class Work:
                 if isinstance(error, Unavailable) and not (wait is None and error.may_repeat):
                     raise
                 failures += 1
-                logger.warning("no row was taken from %s, asking again: %s", self._request.shown, error)
+                logger.warning("%s could not be taken, asking again: %s", self._request.shown, error)
                 pause = _AWAY.delay(failures, error.retry_after)
                 await _first_of(sleep_until(clock, clock.now() + pause), self._stopping.wait())
         return None
