@@ -22,6 +22,7 @@ from fencepost.server.gateway.takers import TakenRow
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.database import AllowedRoles
 from fencepost.server.postgres.leases import LeaseRow, LockRequest
+from fencepost.server.postgres.listen import WRITTEN, Listener
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -211,6 +212,71 @@ async def test_a_row_that_was_taken_too_often_is_put_aside(race: Race, most: int
         assert result_of(await patch(gateway, keyed("a", lease.tokens[0], n=1))) == "FP001"
         assert result_of(await patch(gateway, keyed("a", other.tokens[0], status="new"))) == "ok"
         assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def test_a_row_that_is_still_asked_for_when_it_is_put_aside_is_counted_anew(race: Race) -> None:
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True, max_attempts=1, on_exhausted={"n": 7})
+    async with open_gateway(race.dsn) as gateway:
+        await expire(race, await one(gateway))
+        assert await taken(gateway) == [], "it is put aside once a look"
+        assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def test_who_waits_is_told_of_a_row_by_a_statement(race: Race) -> None:
+    """No beat comes: its time stands still."""
+    await protect(race.observer, "orders", work=True)
+    listening = asyncio.Event()
+
+    async def reload() -> None: ...
+
+    async with open_gateway(race.dsn, times=Times(clock=ManualClock())) as gateway:
+        room = gateway.next_rows
+        listener = Listener(
+            dsn=race.dsn,
+            reload=reload,
+            lost=pytest.fail,
+            channels={WRITTEN: room.on_notify},
+            connected=(listening.set,),
+        )
+        task = asyncio.create_task(listener.run())
+        await asyncio.wait_for(listening.wait(), PATIENCE)
+        waiting = [asyncio.create_task(taken(gateway, wait_ms=MINUTE)) for _ in range(2)]
+        watched = "SELECT EXISTS (SELECT FROM fencepost.watched)"
+        await eventually(lambda: race.observer.fetchval(watched), what="a line that is watched")
+        await rows(race, "a")
+        done, _ = await asyncio.wait(waiting, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result() for each in done] == [[("orders/a", 1)]]
+        task.cancel()
+        room.stop()
+        await asyncio.gather(task, *waiting, return_exceptions=True)
+
+
+async def test_a_take_tells_nobody_that_there_are_rows(race: Race) -> None:
+    """Others who wait would look in vain."""
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True)
+    told = await listen(race)
+    async with open_gateway(race.dsn) as gateway:
+        await race.observer.execute("SELECT fencepost.watch('orders'::regclass, gen_random_uuid())")
+        lease = await one(gateway)
+        await expire(race, lease)
+        assert await taken(gateway) == [("orders/a", 2)]
+        assert await told() == 0
+        await rows(race, "b")
+        assert await told() == 1
+
+
+async def listen(race: Race) -> Callable[[], Awaitable[int]]:
+    """Count what is told of written tables."""
+    payloads: list[object] = []
+    await race.c.add_listener(WRITTEN, lambda *notification: payloads.append(notification[-1]))
+
+    async def told() -> int:
+        await race.c.fetchval("SELECT 1")  # what was sent before its answer has arrived with it
+        return len(payloads)
+
+    return told
 
 
 async def has_ended(race: Race) -> bool:
