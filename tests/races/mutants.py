@@ -658,7 +658,7 @@ MUTANTS: list[Mutant] = [
     Mutant("the attempts of another row's taker count", "attempts_of", "AND x.names = ARRAY[p_name]", "",
         next_rows.test_attempts_are_counted_since_another_wrote_to_the_row),
     Mutant("only the first token of a lease is one of its row's", "attempts_of", "p_mark = ANY (d.tokens)",
-        "p_mark = d.first_token", next_rows.test_attempts_are_counted_since_another_wrote_to_the_row),
+        "p_mark = d.tokens[1]", next_rows.test_attempts_are_counted_since_another_wrote_to_the_row),
     Mutant("a repeated request does not find its row", "taken_by", "ON x.secret_hash = hash AND",
         "ON false AND x.secret_hash = hash AND", next_rows.test_a_repeated_request_finds_its_row_again),
     Mutant("a request does not see that another one is under way", "taken_by",

@@ -1,8 +1,8 @@
 """The next row of a table: each has one taker, whoever else is at work; what is counted of it; and who waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,8 +76,8 @@ class Held:
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+@contextmanager
+def holding() -> Iterator[Held]:
     """Hold the first look between its grants and its claims."""
     held, claims = Held(), attempt.claim_rows
 
@@ -87,8 +87,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
             await asyncio.wait_for(held.go.wait(), PATIENCE)
         return await claims(*of)
 
-    monkeypatch.setattr(next_rows, "claim_rows", hold)
-    return held
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(next_rows, "claim_rows", hold)
+        yield held
 
 
 @asynccontextmanager
@@ -111,15 +112,16 @@ async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> No
         assert await taken(gateway, limit=3) == [("orders/a", 1), ("orders/b", 1)]
 
 
-async def test_a_row_has_one_taker_while_two_gateways_look(race: Race, held: Held) -> None:
+async def test_a_row_has_one_taker_while_two_gateways_look(race: Race) -> None:
     await rows(race, "a", "b")
     async with two_gateways(race) as (first, second):
-        taking = asyncio.create_task(taken(first))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        assert await taken(second, limit=2) == [("orders/b", 1)]
-        held.go.set()
-        assert await taking == [("orders/a", 1)]
-        assert await taken(second) == []
+        with holding() as held:
+            taking = asyncio.create_task(taken(first))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            assert await taken(second, limit=2) == [("orders/b", 1)]
+            held.go.set()
+            assert await taking == [("orders/a", 1)]
+            assert await taken(second) == []
 
 
 async def test_a_dead_worker_is_fenced_from_when_its_row_is_taken_again(race: Race) -> None:
@@ -161,38 +163,40 @@ async def secret_of(race: Race, lease: LeaseRow) -> bytes:
     return hashed
 
 
-async def test_a_repeated_request_finds_its_row_again(race: Race, held: Held) -> None:
+async def test_a_repeated_request_finds_its_row_again(race: Race) -> None:
     """Also while the first one is under way: never has it two rows."""
     await rows(race, "a", "b")
     async with two_gateways(race) as (first, second):
-        taking = asyncio.create_task(one(first, "s" * 32))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        early = await take(second, "s" * 32)
-        assert isinstance(early, Problem), early
-        assert early.type is DATABASE_UNAVAILABLE
-        held.go.set()
-        lease = await taking
-        again = await one(second, "s" * 32)
-        assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
-        twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
-        assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
-        assert await taken(first) == [("orders/b", 1)]
+        with holding() as held:
+            taking = asyncio.create_task(one(first, "s" * 32))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            early = await take(second, "s" * 32)
+            assert isinstance(early, Problem), early
+            assert early.type is DATABASE_UNAVAILABLE
+            held.go.set()
+            lease = await taking
+            again = await one(second, "s" * 32)
+            assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
+            twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
+            assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
+            assert await taken(first) == [("orders/b", 1)]
 
 
-async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race, held: Held) -> None:
+async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race) -> None:
     await rows(race, "a")
     async with two_gateways(race) as (first, second):
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        taking = asyncio.create_task(take(first, gone=gone))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        gone.set_result(None)
-        assert isinstance(await taking, Problem)
-        held.go.set()
-        await eventually(lambda: has_ended(race), what="the end of the lease")
-        assert await taken(second) == [("orders/a", 2)]
-        wanted = LockRequest((), "t" * 32, "w", MINUTE)
-        await second.locks.withdraw(wanted.secret_hash)
-        assert isinstance(await take(second, "t" * 32), Problem)
+        with holding() as held:
+            gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            taking = asyncio.create_task(take(first, gone=gone))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            gone.set_result(None)
+            assert isinstance(await taking, Problem)
+            held.go.set()
+            await eventually(lambda: has_ended(race), what="the end of the lease")
+            assert await taken(second) == [("orders/a", 2)]
+            wanted = LockRequest((), "t" * 32, "w", MINUTE)
+            await second.locks.withdraw(wanted.secret_hash)
+            assert isinstance(await take(second, "t" * 32), Problem)
 
 
 @pytest.mark.parametrize("most", [1, 3])
