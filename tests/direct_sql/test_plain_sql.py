@@ -396,8 +396,7 @@ async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it
     connect: Connect, database: str, action: str, *, parents: bool
 ) -> None:
     # Parent p and its children a (mark 50) and b (mark 40).
-    db = await owner(connect)
-    await db.execute(FAMILY.format(action))
+    db = await owner(connect, FAMILY.format(action))
     await protect(db, "child")
     if parents:
         await protect(db, "parent")
@@ -632,8 +631,7 @@ REFUSALS = [
 @pytest.fixture
 async def db(connect: Connect) -> AsyncIterator[Connection]:
     """A table of each kind, each with a row whose mark is 30, and keys that were deleted."""
-    connection = await owner(connect)
-    await connection.execute(MAKE)
+    connection = await owner(connect, MAKE)
     for name in ("orders", "lines", "Odd/ Name"):
         await protect(connection, name)
     await protect(connection, "issued", source="builtin")

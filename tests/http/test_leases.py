@@ -121,6 +121,38 @@ async def test_a_claim_comes_with_the_grant_or_refuses_it(api: Api, shop: Shop) 
     assert (answer.json()["current_token"], answer.json()["resource"]) == ("9000000", f"orders/{late}")
 
 
+async def test_the_next_row_comes_with_its_lease(api: Api) -> None:
+    token = {"X-Fence-Token": (await lease(api))["token"]}
+    jobs = [{"id": f"job-{n}", "n": 7} for n in range(1, 5)]
+    assert (await api.ask("POST", "data/leased", jobs, headers=token)).status_code == 201
+
+    async def take(secret: str | None = None, **of: object) -> httpx.Response:
+        asked = {"table": "leased", "where": "n=eq.7&id=not.is.null", "order": "id", **of}
+        headers = {} if secret is None else {"X-Lease-Secret": secret}
+        return await api.ask("POST", "leases", {"next": asked, "owner": "w", "ttl_ms": 20_000}, headers=headers)
+
+    secret = new_secret()
+    first, again = await take(secret), await take(secret)
+    assert (first.status_code, again.status_code) == (201, 200)
+    given = first.json()
+    assert (given["lock"], given["row"], given["attempt"]) == ("leased/job-1", {"id": "job-1", "n": 7}, 1)
+    assert given["claims"] == [{"resource": "leased/job-1", "mark": given["claims"][0]["mark"], "row": given["row"]}]
+    assert {**again.json(), "remaining_ms": 0} == {**given, "remaining_ms": 0}
+    several = await take(limit=5)
+    assert several.status_code == 201
+    found = several.json()["leases"]
+    SECRETS.extend(each["secret"] for each in found)
+    assert [each["row"]["id"] for each in found] == ["job-2", "job-3", "job-4"]
+    assert len({each["secret"] for each in found}) == 3
+    nothing = await take()
+    assert (nothing.status_code, nothing.content) == (204, b"")
+    token = {"X-Fence-Token": given["token"]}
+    assert (await api.ask("PATCH", f"data/{given['lock']}", {"n": 8}, headers=token)).status_code == 200
+    for each in (given, *found):
+        assert (await api.ask("DELETE", f"leases/{each['lease_id']}", headers=of(each))).status_code == 204
+    assert code(await take(secret, limit=2)) == (400, "FP016")
+
+
 async def test_a_lease_is_looked_at_without_its_secret_renewed_and_mints(api: Api, shop: Shop) -> None:
     given, other = await lease(api, tokens=2, ttl_ms=20_000), await lease(api)
     path = f"leases/{given['lease_id']}"
@@ -268,6 +300,7 @@ async def test_each_route_answers_what_it_declares(api: Api) -> None:
     await api.ask("GET", write, headers={"Accept": "text/event-stream", "Last-Event-ID": "failed"})
     await api.ask("DELETE", one, headers=secret)
     await api.ask("DELETE", "leases", headers={"X-Lease-Secret": new_secret()})
+    await api.ask("POST", "leases", {"next": {"table": "leased", "where": "n=eq.-7"}})
     async with api.http.stream("GET", "/v1/elections/events?name=x") as stream:
         await api.check(stream)
     assert api.declared == {(each.method, each.path, status) for each in SYSTEM for status in each.answers}
@@ -290,6 +323,16 @@ async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api) -> None
         ({"lock": "a", "claim": ["orders/1", "orders/1"]}, "body: claim: a resource stands there twice"),
         ({"lock": "a", "claim": [f"orders/{number}" for number in range(101)]}, "body: claim: "),
         ({"lock": "a", "ttl": 5, "name": "b"}, "body: name, ttl: unknown"),
+        ({"lock": "a", "next": {"table": "leased"}}, "body: name what to lock"),
+        ({"next": "leased"}, "body: next: an object with the name of a table"),
+        ({"next": {"table": "leased", "orderby": "id"}}, "body: next: orderby: unknown; it takes limit, order, table"),
+        ({"next": {"table": "leased", "limit": 65}}, "body: next: limit: 65 is not an integer from 1 to 64"),
+        ({"next": {"table": "leased", "where": "n=eqq.1"}}, "body: next: "),
+        ({"next": {"table": "leased", "where": "select=n"}}, "body: next: "),
+        ({"next": {"table": "leased", "where": ["n"]}}, "body: next: where and order are texts"),
+        ({"next": {"table": "leased", "order": "n.up"}}, "body: next: "),
+        ({"next": {"table": "leased", "where": "m=eq.1"}}, "next: m: no such column in leased"),
+        ({"next": {"table": "leased"}, "claim": ["leased/a"]}, "body: claim: not with next"),
         ([], "body: a JSON object"),
     ):
         answer = await api.ask("POST", "leases", body)

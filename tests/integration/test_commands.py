@@ -231,15 +231,9 @@ BAD = [
 
 def test_every_setting_has_a_bad_value_or_can_have_none() -> None:
     switches = {
-        "api_keys",
-        "demo",
-        "serve_unprotected",
-        "allow_remote",
-        "access_log",
-        "try_writes",
-        "consume_here",
+        "api_keys", "demo", "serve_unprotected", "allow_remote", "access_log", "try_writes", "consume_here",
         "stop_resources",
-    }
+    }  # fmt: skip
     # What is wrong with these is found when they are used.
     takes_any_text = {
         *("database_url", "data_dir", "schemas", "tables", "roles", "sources", "queues", "default_queue"),

@@ -406,23 +406,12 @@ async def opened_twice(url: str) -> None:
 
 HIGH = "4000000000000000000"
 LEFT = {
-    "fencepost.token": HIGH,
-    "fencepost.break_glass": "why",
-    "search_path": "elsewhere",
-    "TimeZone": "Asia/Tokyo",
-    "DateStyle": "German",
-    "IntervalStyle": "iso_8601",
-    "bytea_output": "escape",
-    "app.tenant": "42",
-    "request.jwt.claims": "{}",
-    "statement_timeout": "1d",
-    "lock_timeout": "1d",
-    "default_transaction_isolation": "serializable",
-    "default_transaction_read_only": "on",
-    "synchronous_commit": "off",
-    "row_security": "off",
-    "client_encoding": "LATIN1",
-}
+    "fencepost.token": HIGH, "fencepost.break_glass": "why", "search_path": "elsewhere", "TimeZone": "Asia/Tokyo",
+    "DateStyle": "German", "IntervalStyle": "iso_8601", "bytea_output": "escape", "app.tenant": "42",
+    "request.jwt.claims": "{}", "statement_timeout": "1d", "lock_timeout": "1d",
+    "default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "synchronous_commit": "off",
+    "row_security": "off", "client_encoding": "LATIN1",
+}  # fmt: skip
 MEDDLE = f"""
 CREATE SEQUENCE public.met;
 CREATE FUNCTION public.meddle(x anyelement) RETURNS anyelement LANGUAGE plpgsql VOLATILE AS $$

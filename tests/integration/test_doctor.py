@@ -18,10 +18,10 @@ from fencepost.server.ops.protect import protect
 
 @pytest.fixture
 async def owner(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute(
+    connection = await connected(
+        connect,
         "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a);"
-        "CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (1) TO (10)"
+        "CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (1) TO (10)",
     )
     await protect(connection, "t", work=True, max_attempts=2, on_exhausted={"v": "failed"})
     await protect(connection, "parts", work=True)
@@ -217,8 +217,7 @@ CREATE TABLE scoped_part_1 PARTITION OF scoped_parts FOR VALUES FROM (1) TO (10)
 
 @pytest.fixture
 async def function_owner(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute(FUNCTION_TABLES)
+    connection = await connected(connect, FUNCTION_TABLES)
     await protect(connection, "t")
     await protect(connection, "moods", rule="epoch")
     await protect(connection, "parts", source="builtin")

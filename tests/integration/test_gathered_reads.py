@@ -202,8 +202,7 @@ async def test_row_security_that_came_without_a_notification_is_judged_with_the_
 
 
 async def test_what_may_look_at_the_caller_goes_alone(connect: Connect, database: str) -> None:
-    observer = await owner(connect)
-    await observer.execute(TABLES)
+    observer = await owner(connect, TABLES)
     await observer.execute(
         "CREATE VIEW seen AS SELECT * FROM numbers; ALTER TABLE pairs ENABLE ROW LEVEL SECURITY;"
         " CREATE TYPE point2 AS (x int, y int); CREATE TABLE points (id int PRIMARY KEY, p point2);"
@@ -424,10 +423,10 @@ async def test_what_fails_for_many_is_asked_for_by_each_alone(
 
 async def test_each_row_is_found_by_its_index(connect: Connect, database: str) -> None:
     """Whatever PostgreSQL thinks of the number of keys: a plan that reads the whole table would wait for all of it."""
-    observer = await owner(connect)
-    await observer.execute(
+    observer = await owner(
+        connect,
         "CREATE TABLE many (id bigint PRIMARY KEY, t text);"
-        " INSERT INTO many SELECT n, 't' FROM generate_series(1, 50000) n; ANALYZE many"
+        " INSERT INTO many SELECT n, 't' FROM generate_series(1, 50000) n; ANALYZE many",
     )
     await protect(observer, "many")
     async with open_gateway(database) as gateway:
@@ -507,8 +506,7 @@ KEYS: dict[str, list[Key]] = {
 async def test_together_or_alone_the_answer_is_the_same(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observer = await owner(connect)
-    await observer.execute(TABLES)
+    observer = await owner(connect, TABLES)
     for table in KEYS:
         await protect(observer, table)
     async with open_gateway(database, pool_size=4) as gateway:
@@ -551,8 +549,7 @@ async def test_a_table_that_has_changed_is_read_as_it_is_now(race: Race, gateway
 
 async def test_a_key_that_may_be_none_goes_alone(connect: Connect, database: str, sent: Statements) -> None:
     """In company it would fail for all, and each would be asked for again."""
-    observer = await owner(connect)
-    await observer.execute(TABLES)
+    observer = await owner(connect, TABLES)
     keys = (("numbers", "x"), ("numbers", "07"), ("days", "2026-01-31"), ("ids", "0"))
     for table in ("numbers", "days", "ids"):
         await protect(observer, table)

@@ -152,8 +152,7 @@ async def test_moments_are_left_while_something_is_written_and_tell_copies_apart
 
 
 async def test_no_generation_at_all_is_refused(connect: Connect, database: str) -> None:
-    connection = await owner(connect)
-    await connection.execute("DELETE FROM fencepost.generations")
+    await owner(connect, "DELETE FROM fencepost.generations")
     async with in_process(database) as http:
         assert "fencepost.generations is empty" in (await http.get("/readyz")).json()["origin"]
 
@@ -394,8 +393,7 @@ async def test_a_gateway_prunes_on_its_second_pass_and_goes_on(connect: Connect,
 
 async def pruned_scopes(connect: Connect) -> Connection:
     """Register a table of the scope account/…; its triggers do not matter here."""
-    connection = await owner(connect)
-    await connection.execute("CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
+    connection = await owner(connect, "CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
     await connection.execute(
         "INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, scope)"
         " VALUES ('items', 'items', 'strict', 'builtin', '{id}', 'items', 'account/{account_id}')"

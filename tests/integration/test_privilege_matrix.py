@@ -137,18 +137,9 @@ async def test_a_policy_that_reads_the_claims_rules_every_route(stage: Acting, r
     await stage.gateway.catalog.reload()
     numbers = itertools.count(1000)
     of_own = {
-        "GET row",
-        "PATCH batched",
-        "PATCH keyed",
-        "PATCH array",
-        "DELETE batched",
-        "DELETE keyed",
-        "claim",
-        "fences",
-        "claim of a lease",
-        "line batched",
-        "whole",
-    }
+        "GET row", "PATCH batched", "PATCH keyed", "PATCH array", "DELETE batched", "DELETE keyed", "claim", "fences",
+        "claim of a lease", "line batched", "whole",
+    }  # fmt: skip
     for name, way in WAYS.items():
         for own in (True, False):
             number = next(numbers)

@@ -241,8 +241,6 @@ async def test_the_rule_can_change(owner: Connection) -> None:
     await owner.execute("ROLLBACK")
     await protect(owner, "t", rule="epoch")
     await owner.execute(again)
-    await protect(owner, "t")
-    assert await owner.fetchval("SELECT rule FROM fencepost.protected") == "epoch", "what is, is kept"
     await protect(owner, "t", rule="strict")
     with pytest.raises(asyncpg.PostgresError, match="spent token 5"):
         await owner.execute(again)
@@ -279,9 +277,7 @@ ABOVE = 1 << 48
 
 @pytest.fixture
 async def queue_owner(connect: Connect) -> asyncpg.Connection:
-    connection = await connected(connect)
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)")
-    return connection
+    return await connected(connect, "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)")
 
 
 async def look(connection: asyncpg.Connection, *ends: int) -> None:
@@ -641,8 +637,7 @@ def test_every_argument_is_here() -> None:
 
 @pytest.mark.parametrize("argument", GIVEN)
 async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str) -> None:
-    kept_db = await connected(connect)
-    await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1, b int)")
+    kept_db = await connected(connect, "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1, b int)")
     await sources.register(kept_db, "asked", "mock", "source", verifies=True)
     await protect(kept_db, "t", **{**GIVEN[argument], argument: FIRST.get(argument)})
     without = await stored(kept_db)
@@ -667,9 +662,7 @@ CREATE TABLE account (id int PRIMARY KEY)"""
 
 @pytest.fixture
 async def scoped_owner(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute(SCOPED_TABLES)
-    return connection
+    return await connected(connect, SCOPED_TABLES)
 
 
 async def test_a_scope_that_cannot_be_is_refused_with_its_reason(scoped_owner: Connection) -> None:
@@ -843,9 +836,8 @@ async def test_columns_that_have_swapped_names_fence_every_scope_up_to_the_highe
 
 @pytest.fixture
 async def ceiling_db(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1); CREATE TABLE u (a int PRIMARY KEY)"
+    connection = await connected(
+        connect, "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1); CREATE TABLE u (a int PRIMARY KEY)"
     )
     await protect(connection, "t")
     return connection
@@ -889,14 +881,6 @@ async def test_tables_of_a_scope_share_them(ceiling_db: Connection) -> None:
     await protect(ceiling_db, "u", scope="acc/{a}", max_token=5000)
 
 
-async def test_status_shows_them(ceiling_db: Connection, database: str) -> None:
-    assert "strict  external  id" in " ".join((await command("status", database=database)).output.split(" "))
-    await protect(ceiling_db, "t", max_token=5000, max_jump=100)
-    assert "external (to 5000, jumps to 100)" in (await command("status", database=database)).output
-    (shown,) = json.loads((await command("status", "--json", database=database)).output)["protected"]
-    assert (shown["max_token"], shown["max_jump"]) == ("5000", "100")
-
-
 async def test_doctor_finds_a_mark_that_would_refuse_everybody(ceiling_db: Connection, database: str) -> None:
     async def found(change: str) -> str:
         await ceiling_db.execute(change)
@@ -913,8 +897,7 @@ async def test_doctor_finds_a_mark_that_would_refuse_everybody(ceiling_db: Conne
 
 @pytest.fixture
 async def sealed_db(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    connection = await connected(connect, "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
     await connection.execute("CREATE TABLE u (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
     return connection
 
@@ -926,10 +909,12 @@ async def test_it_is_given_kept_and_taken_back_by_the_command(database: str) -> 
         ("--triggers-see-own-row", "external (sealed, triggers see own row)"),
         ("--no-sealed", "external (triggers see own row)"),
         ("--work --max-attempts 5 --on-exhausted a=0", "external (triggers see own row, work, put aside after 5)"),
-        ("--no-work", "external (triggers see own row)"),
+        ("--no-work --max-token 5000 --max-jump 100", "external (to 5000, jumps to 100, triggers see own row)"),
     ):
         assert (await command("protect", "t", *option.split(), database=database)).exit_code == 0
         assert told in (await command("status", database=database)).output
+    (shown,) = json.loads((await command("status", "--json", database=database)).output)["protected"]
+    assert (shown["max_token"], shown["max_jump"], shown["work"]) == ("5000", "100", False)
 
 
 async def test_a_queue_has_no_seals_and_says_so_either_way_round(sealed_db: Connection) -> None:
@@ -957,87 +942,70 @@ async def test_all_tables_of_a_scope_are_sealed_or_none_is(sealed_db: Connection
 
 @pytest.fixture
 async def jobs_db(connect: Connect) -> Connection:
-    connection = await connected(connect)
-    await connection.execute(
-        "CREATE TABLE jobs (id int PRIMARY KEY, v text NOT NULL, n int GENERATED ALWAYS AS IDENTITY,"
-        " g int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY RANGE (id);"
-        "CREATE TABLE few PARTITION OF jobs FOR VALUES FROM (1) TO (10); SET fencepost.token = 1"
+    columns = "v text NOT NULL, n int GENERATED ALWAYS AS IDENTITY, g int GENERATED ALWAYS AS (id * 2) STORED"
+    connection = await connected(
+        connect,
+        f"CREATE TABLE jobs (id int PRIMARY KEY, {columns}) PARTITION BY RANGE (id); SET fencepost.token = 1;"
+        "CREATE TABLE few PARTITION OF jobs FOR VALUES FROM (1) TO (10)",
     )
     await sources.register(connection, "asked", "mock", "source", verifies=True)
     return connection
 
 
+BOTH: dict[str, Any] = {"max_attempts": 2, "on_exhausted": {"v": "failed"}}
+AFTER: dict[str, Any] = {"on_exhausted": BOTH["on_exhausted"]}
+UNSET = (("x", "is no column"), ("id", "is a column of the key"), ("n", "is GENERATED"), ("g", "is GENERATED"),
+         ("v", "cannot be null"), ("last_fence_token", "is the row's mark"))  # fmt: skip
+NOT_FOR_WORKERS: list[tuple[dict[str, Any], str]] = [
+    ({"scope": "of/{v}"}, "--work and a scope exclude each other"),
+    ({"queue": "postgres:default"}, "--work and postgres:default exclude each other"),
+    ({"source": "asked"}, "the table takes those of asked"),
+    ({"work": None, "max_attempts": 2}, "are for tables whose rows workers take: --work"),
+    ({"work": None, **AFTER}, "are for tables whose rows workers take: --work"),
+    *(({**BOTH, "max_attempts": most}, "can be taken 1 to 1000000 times") for most in (-1, 1_000_001)),
+    ({"max_attempts": 2}, "what it is then, such as status=failed: give both"),
+    (AFTER, "how many times of being taken: give both"),
+    *(({**BOTH, "on_exhausted": {name: None}}, f"--on-exhausted: {name} {reason}") for name, reason in UNSET),
+]
+
+
 async def test_what_workers_cannot_have_is_refused(jobs_db: Connection) -> None:
-    async def refused(reason: str, **asked: Any) -> None:
+    for given, reason in NOT_FOR_WORKERS:
         with pytest.raises(ProtectError, match=re.escape(reason)):
-            await protect(jobs_db, "jobs", **asked)
-
-    both: dict[str, Any] = {"max_attempts": 2, "on_exhausted": {"v": "failed"}}
-    await refused("--work and a scope exclude each other", work=True, scope="of/{v}")
-    await refused("--work and postgres:default exclude each other", work=True, queue="postgres:default")
-    await refused("the table takes those of asked", work=True, source="asked")
-    await refused("are for tables whose rows workers take: --work", max_attempts=2)
-    await refused("are for tables whose rows workers take: --work", on_exhausted=both["on_exhausted"])
-    for most in (-1, 1_000_001):
-        await refused("can be taken 1 to 1000000 times", **{**both, "work": True, "max_attempts": most})
-    await refused("what it is then, such as status=failed: give both", work=True, max_attempts=2)
-    await refused("how many times of being taken: give both", work=True, on_exhausted=both["on_exhausted"])
-    for column, reason in (
-        ("x", "x is no column"),
-        ("id", "id is a column of the key"),
-        ("n", "n is GENERATED ALWAYS"),
-        ("g", "g is GENERATED ALWAYS"),
-        ("v", "v cannot be null"),
-        ("last_fence_token", "last_fence_token is the row's mark"),
-    ):
-        await refused(f"--on-exhausted: {reason}", work=True, max_attempts=2, on_exhausted={column: None})
-
-    async def has(**asked: Any) -> tuple[object, ...]:
-        after = (await protect(jobs_db, "jobs", **asked)).after
-        return after["work"], after["max_attempts"], after["on_exhausted"]
-
-    assert await has(work=True, **both) == (True, 2, '{"v": "failed"}')
-    for option, nothing in (("max_attempts", 0), ("on_exhausted", {})):
-        assert await has(**{option: nothing}) == (True, None, None), "each takes the other away"
-        assert await has(**both) == (True, 2, '{"v": "failed"}')
-    assert await has(scope="of/{v}") == (False, None, None)
+            await protect(jobs_db, "jobs", **{"work": True, **given})
+    nothing: dict[str, Any]
+    for nothing in ({"max_attempts": 0}, {"on_exhausted": {}}, {"work": False}, {"scope": "of/{v}"}):
+        had = (await protect(jobs_db, "jobs", work=True, **BOTH)).after
+        assert (had["max_attempts"], had["on_exhausted"]) == (2, '{"v": "failed"}')
+        has = (await protect(jobs_db, "jobs", **nothing)).after
+        assert (has["max_attempts"], has["on_exhausted"]) == (None, None), nothing
+        assert has["work"] == ("work" not in nothing and "scope" not in nothing)
 
 
 async def test_those_that_wait_are_told_of_rows_and_nobody_else_is(jobs_db: Connection, connect: Connect) -> None:
     await protect(jobs_db, "jobs", rule="epoch", work=True)
     await jobs_db.execute("CREATE TABLE more PARTITION OF jobs FOR VALUES FROM (10) TO (20)")
-    heard: asyncio.Queue[object] = asyncio.Queue()
-    listening = await connect()
-    await listening.add_listener("fencepost_work", lambda *told: heard.put_nowait(told[-1]))
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    listening, end = await connect(), "NOTIFY fencepost_work, 'end'"
+    await listening.add_listener("fencepost_work", lambda *told: heard.put_nowait(str(told[-1])))
     jobs = str(await jobs_db.fetchval("SELECT 'jobs'::regclass::oid"))
-
-    async def told(statement: str) -> list[object]:
-        await jobs_db.execute(statement)
-        await jobs_db.execute("NOTIFY fencepost_work, 'end'")
-        async with asyncio.timeout(PATIENCE):
-            found = [await heard.get()]
-            while found[-1] != "end":
-                found.append(await heard.get())
-        return found[:-1]
-
-    watch = "SELECT fencepost.watch('{}'::regclass, 'b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')"
-    for statement in (f"{watch.format('few')}; UPDATE jobs SET v = 'b'", "INSERT INTO jobs VALUES (1, 'a')"):
-        assert await told(statement) == [], "nobody waits for rows of jobs"
-    await jobs_db.execute(watch.format("jobs"))
-    for statement in (
-        "INSERT INTO jobs VALUES (2, 'a')",
-        "UPDATE few SET v = 'b'",
-        "INSERT INTO more VALUES (11, 'a')",
+    watch = "SELECT fencepost.watch('jobs'::regclass, 'b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')"
+    for statement, told in (
+        (f"{watch.replace('jobs', 'few')}; UPDATE jobs SET v = 'b'", False),
+        (f"{watch}; INSERT INTO jobs VALUES (2, 'a')", True),
+        ("UPDATE few SET v = 'b'", True),
+        ("INSERT INTO more VALUES (11, 'a')", True),
+        ("SET ROLE pg_write_all_data; INSERT INTO jobs VALUES (3, 'a'); RESET ROLE", True),
+        ("SET fencepost.taking = on; UPDATE jobs SET v = 'c'; SET fencepost.taking = off", False),
+        ("UPDATE fencepost.watched SET until = clock_timestamp(); UPDATE jobs SET v = 'd'", False),
+        (f"{watch}; UPDATE jobs SET v = 'e'", True),
+        ("SELECT fencepost.unwatch('b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f'); UPDATE jobs SET v = 'f'", False),
     ):
-        assert await told(statement) == [jobs], statement
-    assert await told("SET ROLE pg_write_all_data; INSERT INTO jobs VALUES (3, 'a'); RESET ROLE") == [jobs]
-    assert await told("SET fencepost.taking = on; UPDATE jobs SET v = 'c'; SET fencepost.taking = off") == []
-    await jobs_db.execute("UPDATE fencepost.watched SET until = clock_timestamp()")
-    assert await told("UPDATE jobs SET v = 'd'") == [], "it has not said again that it waits"
-    await jobs_db.execute(watch.format("jobs"))
-    assert await told("UPDATE jobs SET v = 'e'") == [jobs]
-    await jobs_db.execute("SELECT fencepost.unwatch('b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')")
-    assert await told("UPDATE jobs SET v = 'f'") == []
+        await jobs_db.execute(statement)
+        await jobs_db.execute(end)
+        async with asyncio.timeout(PATIENCE):
+            found = [await heard.get() for _ in range(1 + told)]
+        assert found == [jobs, "end"][1 - told :], statement
     await jobs_db.execute("ALTER TABLE jobs DETACH PARTITION more")
     on = "SELECT array_agg(tgrelid::regclass::text) FROM pg_trigger WHERE tgname = 'zzz_fencepost_work'"
     assert {*await jobs_db.fetchval(on)} == {"few", "jobs"}
@@ -1049,14 +1017,13 @@ async def test_who_waits_no_more_is_swept(jobs_db: Connection) -> None:
     await jobs_db.execute("SELECT fencepost.watch(n::oid, gen_random_uuid()) FROM generate_series(1, 3) n")
     await jobs_db.execute("UPDATE fencepost.watched SET until = until + (relation::int - 2) * interval '1 hour'")
     await jobs_db.execute("SELECT fencepost.sweep()")
-    assert [tuple(row) for row in await jobs_db.fetch("SELECT relation FROM fencepost.watched")] == [(2,)]
+    assert await jobs_db.fetchval("SELECT array_agg(relation) FROM fencepost.watched") == [2]
 
 
 async def test_the_gateway_knows_and_needs_no_such_trigger(jobs_db: Connection) -> None:
-    await protect(jobs_db, "jobs", work=True, max_attempts=2, on_exhausted={"v": "failed"})
+    await protect(jobs_db, "jobs", work=True, **BOTH)
     await jobs_db.execute("DROP TRIGGER zzz_fencepost_work ON jobs; ALTER TABLE few DISABLE TRIGGER zzz_fencepost_work")
     table = (await load(jobs_db, EVERYTHING, 1)).tables["jobs"]
-    fence = table.fence
-    assert fence is not None
-    assert (fence.work, fence.max_attempts, fence.on_exhausted) == (True, 2, '{"v": "failed"}')
-    assert (fence.intact, table.shares_transactions, table.may_suppress) == (True, True, False)
+    assert table.fence is not None
+    assert (table.fence.work, table.fence.max_attempts, table.fence.on_exhausted) == (True, 2, '{"v": "failed"}')
+    assert (table.fence.intact, table.shares_transactions, table.may_suppress) == (True, True, False)

@@ -262,21 +262,12 @@ async def refused(gateway: Gateway, token: int = 40) -> str:
 
 
 REFUSED = (
-    ("t_super", "superuser"),
-    ("t_bypass", "BYPASSRLS"),
-    ("pg_read_all_data", "PostgreSQL's own"),
-    (LOGIN, "may act as the login"),
-    ("t_login_member", "may act as the login"),
-    ("t_keeper", "owner of the schema"),
-    ("t_keeper_member", "owner of the schema"),
-    ("t_plain", "GRANT t_plain TO fp_login"),
-    ("nobody", "no such role"),
-    ("none", "no such role"),
-    ("", "no such role"),
-    (WEB.upper(), "no such role"),
-    (f"{WEB}; RESET ROLE", "no such role"),
-    (f'"{WEB}"', "no such role"),
-)
+    ("t_super", "superuser"), ("t_bypass", "BYPASSRLS"), ("pg_read_all_data", "PostgreSQL's own"),
+    (LOGIN, "may act as the login"), ("t_login_member", "may act as the login"), ("t_keeper", "owner of the schema"),
+    ("t_keeper_member", "owner of the schema"), ("t_plain", "GRANT t_plain TO fp_login"), ("nobody", "no such role"),
+    ("none", "no such role"), ("", "no such role"), (WEB.upper(), "no such role"),
+    (f"{WEB}; RESET ROLE", "no such role"), (f'"{WEB}"', "no such role"),
+)  # fmt: skip
 
 
 @pytest.mark.versions

@@ -159,27 +159,14 @@ async def test_a_scope_that_no_row_can_have_is_not_claimed(race: Race, gateway: 
         CREATE DOMAIN public.short AS varchar(3)"""
     await race.observer.execute(stored)
     fitting = [
-        ("numeric(10,2)", "1.50", True),
-        ("numeric(10,2)", "1.5", True),
-        ("numeric(10,2)", "1.499", False),
-        ("numeric(4,2)", "100", False),
-        ("varchar(3)", "abc", True),
-        ("varchar(3)", "abcdef", False),
-        ("varchar(3)", "abc ", False),
-        ("char(3)", "ab ", True),
-        ("char(3)", "abcd", False),
-        ("timestamptz(0)", "2026-01-02T03:04:05Z", True),
-        ("timestamptz(0)", "2026-01-02T03:04:05.6Z", False),
-        ("timestamp(0)", "2026-01-02T03:04:05.6", False),
-        ("public.short", "abcd", False),
-        ("public.even", "2", True),
-        ("public.even", "3", False),
-        ("int", "0000000042", True),
-        ("int", "3000000000", False),
-        ("smallint", "40000", False),
-        ("bigint", "3000000000", True),
-        ("text", "as long as you like", True),
-    ]
+        ("numeric(10,2)", "1.50", True), ("numeric(10,2)", "1.5", True), ("numeric(10,2)", "1.499", False),
+        ("numeric(4,2)", "100", False), ("varchar(3)", "abc", True), ("varchar(3)", "abcdef", False),
+        ("varchar(3)", "abc ", False), ("char(3)", "ab ", True), ("char(3)", "abcd", False),
+        ("timestamptz(0)", "2026-01-02T03:04:05Z", True), ("timestamptz(0)", "2026-01-02T03:04:05.6Z", False),
+        ("timestamp(0)", "2026-01-02T03:04:05.6", False), ("public.short", "abcd", False), ("public.even", "2", True),
+        ("public.even", "3", False), ("int", "0000000042", True), ("int", "3000000000", False),
+        ("smallint", "40000", False), ("bigint", "3000000000", True), ("text", "as long as you like", True),
+    ]  # fmt: skip
     for number, (type_, _, _) in enumerate(fitting):
         await race.observer.execute(f"CREATE TABLE kept{number} (id int PRIMARY KEY, k {type_} NOT NULL)")
         await protect(race.observer, f"kept{number}", scope=f"ks{number}/{{k}}", source="builtin")

@@ -25,6 +25,7 @@ from tests.races import test_idempotency as idempotency
 from tests.races import test_lease_queue as lease_queue
 from tests.races import test_leases as leases
 from tests.races import test_moved_tokens as moved
+from tests.races import test_next_rows as next_rows
 from tests.races import test_one_rule as one_rule
 from tests.races import test_pruning as pruning
 from tests.races import test_queues as queues
@@ -39,7 +40,16 @@ from fencepost.server.gateway.attempt import judge
 from fencepost.server.gateway.group_commit import AGAIN
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import Shown
-from fencepost.server.postgres.connection import TOKEN, Connection, Key, RowWrite, Wait, WriteStatement, key_part
+from fencepost.server.postgres.connection import (
+    TOKEN,
+    Connection,
+    Key,
+    RowWrite,
+    Wait,
+    WriteStatement,
+    compiled,
+    key_part,
+)
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import ElementState, KeyState
 from fencepost.server.postgres.tables import Fence, ProtectedTable
@@ -125,6 +135,10 @@ THE_TRIGGER_JUDGES_NOTHING = (
 
 
 # Changes of Python.
+
+
+def _without_skip_locked(text: str, parameters: Any) -> Any:
+    return compiled(text.replace(" SKIP LOCKED", ""), parameters)
 
 
 def put(where: str, other: object) -> InPython:
@@ -637,6 +651,27 @@ MUTANTS: list[Mutant] = [
     Mutant("a batch waits for a grant under the same secret", "acquire_each",
         "OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]))", "",
         leases.test_a_batch_passes_by_what_others_have_locked),
+    # The next row
+    Mutant("a look waits for a row that is locked", "fencepost.server.postgres.next_rows.compiled", "",
+        put("fencepost.server.postgres.next_rows.compiled", _without_skip_locked),
+        next_rows.test_a_row_that_another_transaction_has_is_passed_by),
+    Mutant("the attempts of another row's taker count", "attempts_of", "AND x.names = ARRAY[p_name]", "",
+        next_rows.test_attempts_are_counted_since_another_wrote_to_the_row),
+    Mutant("only the first token of a lease is one of its row's", "attempts_of", "p_mark = ANY (d.tokens)",
+        "p_mark = d.tokens[1]", next_rows.test_attempts_are_counted_since_another_wrote_to_the_row),
+    Mutant("a repeated request does not find its row", "taken_by", "ON x.secret_hash = hash AND",
+        "ON false AND x.secret_hash = hash AND", next_rows.test_a_repeated_request_finds_its_row_again),
+    Mutant("a request does not see that another one is under way", "taken_by",
+        "is_busy := NOT pg_try_advisory_xact_lock(fencepost.secret_lock(hash));", "is_busy := false;",
+        next_rows.test_a_repeated_request_finds_its_row_again),
+    Mutant("a withdrawn secret takes rows", "taken_by",
+        "EXISTS (SELECT FROM fencepost.withdrawn w WHERE w.secret_hash = hash)", "false",
+        next_rows.test_who_has_gone_or_withdrawn_holds_no_row),
+    Mutant("a row that is put aside keeps its count", "put_aside", ", attempt = NULL", "",
+        next_rows.test_a_row_that_is_still_asked_for_when_it_is_put_aside_is_counted_anew),
+    Mutant("a grant of a row tells all that there is one", "acquire_each",
+        "PERFORM set_config('fencepost.taking', 'on', true);", "NULL;",
+        next_rows.test_a_take_tells_nobody_that_there_are_rows),
     Mutant("only the last lock counts", "acquire", "before := before || other;", "before := ARRAY[other];",
         leases.test_all_or_none),
     # Sweeping, and the queues of locks

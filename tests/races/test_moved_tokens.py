@@ -15,8 +15,7 @@ HIGH = 5000
 
 async def table(connect: Connect) -> Connection:
     """Make t, which takes external tokens; gives its owner's connection."""
-    connection = await owner(connect)
-    await connection.execute("CREATE TABLE public.t (id int PRIMARY KEY, v text)")
+    connection = await owner(connect, "CREATE TABLE public.t (id int PRIMARY KEY, v text)")
     await protect(connection, "t")
     return connection
 
@@ -98,8 +97,7 @@ async def test_the_floor_of_pruned_marks(connect: Connect) -> None:
 
 async def test_the_marks_of_partitions(connect: Connect) -> None:
     """A partitioned table is one table."""
-    db = await owner(connect)
-    await db.execute("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    db = await owner(connect, "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
     await db.execute("CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (2)")
     await db.execute("CREATE TABLE p_2 PARTITION OF p FOR VALUES FROM (2) TO (9)")
     await protect(db, "p")

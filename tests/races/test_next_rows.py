@@ -1,8 +1,8 @@
 """The next row of a table: each has one taker, whoever else is at work; what is counted of it; and who waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from fencepost.server.gateway.takers import TakenRow
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.database import AllowedRoles
 from fencepost.server.postgres.leases import LeaseRow, LockRequest
+from fencepost.server.postgres.listen import WRITTEN, Listener
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -75,8 +76,8 @@ class Held:
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+@contextmanager
+def holding() -> Iterator[Held]:
     """Hold the first look between its grants and its claims."""
     held, claims = Held(), attempt.claim_rows
 
@@ -86,8 +87,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
             await asyncio.wait_for(held.go.wait(), PATIENCE)
         return await claims(*of)
 
-    monkeypatch.setattr(next_rows, "claim_rows", hold)
-    return held
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(next_rows, "claim_rows", hold)
+        yield held
 
 
 @asynccontextmanager
@@ -110,15 +112,16 @@ async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> No
         assert await taken(gateway, limit=3) == [("orders/a", 1), ("orders/b", 1)]
 
 
-async def test_a_row_has_one_taker_while_two_gateways_look(race: Race, held: Held) -> None:
+async def test_a_row_has_one_taker_while_two_gateways_look(race: Race) -> None:
     await rows(race, "a", "b")
     async with two_gateways(race) as (first, second):
-        taking = asyncio.create_task(taken(first))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        assert await taken(second, limit=2) == [("orders/b", 1)]
-        held.go.set()
-        assert await taking == [("orders/a", 1)]
-        assert await taken(second) == []
+        with holding() as held:
+            taking = asyncio.create_task(taken(first))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            assert await taken(second, limit=2) == [("orders/b", 1)]
+            held.go.set()
+            assert await taking == [("orders/a", 1)]
+            assert await taken(second) == []
 
 
 async def test_a_dead_worker_is_fenced_from_when_its_row_is_taken_again(race: Race) -> None:
@@ -160,38 +163,40 @@ async def secret_of(race: Race, lease: LeaseRow) -> bytes:
     return hashed
 
 
-async def test_a_repeated_request_finds_its_row_again(race: Race, held: Held) -> None:
+async def test_a_repeated_request_finds_its_row_again(race: Race) -> None:
     """Also while the first one is under way: never has it two rows."""
     await rows(race, "a", "b")
     async with two_gateways(race) as (first, second):
-        taking = asyncio.create_task(one(first, "s" * 32))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        early = await take(second, "s" * 32)
-        assert isinstance(early, Problem), early
-        assert early.type is DATABASE_UNAVAILABLE
-        held.go.set()
-        lease = await taking
-        again = await one(second, "s" * 32)
-        assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
-        twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
-        assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
-        assert await taken(first) == [("orders/b", 1)]
+        with holding() as held:
+            taking = asyncio.create_task(one(first, "s" * 32))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            early = await take(second, "s" * 32)
+            assert isinstance(early, Problem), early
+            assert early.type is DATABASE_UNAVAILABLE
+            held.go.set()
+            lease = await taking
+            again = await one(second, "s" * 32)
+            assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
+            twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
+            assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
+            assert await taken(first) == [("orders/b", 1)]
 
 
-async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race, held: Held) -> None:
+async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race) -> None:
     await rows(race, "a")
     async with two_gateways(race) as (first, second):
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        taking = asyncio.create_task(take(first, gone=gone))
-        await asyncio.wait_for(held.reached.wait(), PATIENCE)
-        gone.set_result(None)
-        assert isinstance(await taking, Problem)
-        held.go.set()
-        await eventually(lambda: has_ended(race), what="the end of the lease")
-        assert await taken(second) == [("orders/a", 2)]
-        wanted = LockRequest((), "t" * 32, "w", MINUTE)
-        await second.locks.withdraw(wanted.secret_hash)
-        assert isinstance(await take(second, "t" * 32), Problem)
+        with holding() as held:
+            gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            taking = asyncio.create_task(take(first, gone=gone))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            gone.set_result(None)
+            assert isinstance(await taking, Problem)
+            held.go.set()
+            await eventually(lambda: has_ended(race), what="the end of the lease")
+            assert await taken(second) == [("orders/a", 2)]
+            wanted = LockRequest((), "t" * 32, "w", MINUTE)
+            await second.locks.withdraw(wanted.secret_hash)
+            assert isinstance(await take(second, "t" * 32), Problem)
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -213,8 +218,74 @@ async def test_a_row_that_was_taken_too_often_is_put_aside(race: Race, most: int
         assert await taken(gateway) == [("orders/a", 1)]
 
 
+async def test_a_row_that_is_still_asked_for_when_it_is_put_aside_is_counted_anew(race: Race) -> None:
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True, max_attempts=1, on_exhausted={"n": 7})
+    async with open_gateway(race.dsn) as gateway:
+        await expire(race, await one(gateway))
+        assert await taken(gateway) == [], "it is put aside once a look"
+        assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def test_who_waits_is_told_of_a_row_by_a_statement(race: Race) -> None:
+    """No beat comes: its time stands still."""
+    await protect(race.observer, "orders", work=True)
+    listening = asyncio.Event()
+
+    async def reload() -> None: ...
+
+    async with open_gateway(race.dsn, times=Times(clock=ManualClock())) as gateway:
+        room = gateway.next_rows
+        listener = Listener(
+            dsn=race.dsn,
+            reload=reload,
+            lost=pytest.fail,
+            channels={WRITTEN: room.on_notify},
+            connected=(listening.set,),
+        )
+        task = asyncio.create_task(listener.run())
+        await asyncio.wait_for(listening.wait(), PATIENCE)
+        waiting = [asyncio.create_task(taken(gateway, wait_ms=MINUTE)) for _ in range(2)]
+        watched = "SELECT EXISTS (SELECT FROM fencepost.watched)"
+        await eventually(lambda: race.observer.fetchval(watched), what="a line that is watched")
+        await rows(race, "a")
+        done, _ = await asyncio.wait(waiting, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result() for each in done] == [[("orders/a", 1)]]
+        task.cancel()
+        room.stop()
+        await asyncio.gather(task, *waiting, return_exceptions=True)
+
+
+async def test_a_take_tells_nobody_that_there_are_rows(race: Race) -> None:
+    """Others who wait would look in vain."""
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True)
+    told = await listen(race)
+    async with open_gateway(race.dsn) as gateway:
+        await race.observer.execute("SELECT fencepost.watch('orders'::regclass, gen_random_uuid())")
+        lease = await one(gateway)
+        await expire(race, lease)
+        assert await taken(gateway) == [("orders/a", 2)]
+        assert await told() == 0
+        await rows(race, "b")
+        assert await told() == 1
+
+
+async def listen(race: Race) -> Callable[[], Awaitable[int]]:
+    """Count what is told of written tables."""
+    payloads: list[object] = []
+    await race.c.add_listener(WRITTEN, lambda *notification: payloads.append(notification[-1]))
+
+    async def told() -> int:
+        await race.c.fetchval("SELECT 1")  # what was sent before its answer has arrived with it
+        return len(payloads)
+
+    return told
+
+
 async def has_ended(race: Race) -> bool:
-    return bool(await race.observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.leases WHERE ended_at IS NULL)"))
+    ended: bool = await race.observer.fetchval("SELECT bool_or(ended_at IS NOT NULL) FROM fencepost.leases")
+    return ended
 
 
 async def test_who_waits_is_given_a_row_that_comes_and_others_after_it_nothing(race: Race) -> None:

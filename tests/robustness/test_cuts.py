@@ -166,8 +166,7 @@ Begin = Callable[[int], Awaitable[tuple[Writers, list[CuttingProxy]]]]
 @pytest.fixture
 async def watched(connect: Connect) -> Connection:
     """Make the tables, protected and audited; give a connection to look at them."""
-    connection = await owner(connect)
-    await connection.execute(SCHEMA)
+    connection = await owner(connect, SCHEMA)
     for table, rule in TABLES.items():
         await connection.execute(TABLE.format(table))
         await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")

@@ -36,8 +36,7 @@ StartGateways = Callable[[int], Awaitable[list[str]]]
 @pytest.fixture
 async def watched(connect: Connect) -> Connection:
     """Make the tables, protected and audited; give a connection to look at them."""
-    connection = await owner(connect)
-    await connection.execute(SCHEMA)
+    connection = await owner(connect, SCHEMA)
     for table, rule in TABLES.items():
         await connection.execute(TABLE.format(table))
         await protect(connection, table, rule=rule)
@@ -108,8 +107,7 @@ SCOPES_WITHIN = 2 * PATIENCE  # seconds
 @pytest.fixture
 async def scopes_watched(connect: Connect) -> Connection:
     """Make the tables, protected and audited; give a connection to look at them."""
-    connection = await owner(connect)
-    await connection.execute(SCOPED_TABLES)
+    connection = await owner(connect, SCOPED_TABLES)
     for table in NAMES:
         await protect(connection, table, scope="account/{account_id}", source="builtin")
     await connection.execute(SCOPE_ORACLE)

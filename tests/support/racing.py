@@ -225,11 +225,11 @@ class Race(Racers):
         return "ok"
 
 
-async def owner(connect: Connect) -> Connection:
-    """Connect as the owner, who creates in public."""
+async def owner(connect: Connect, made: str = "") -> Connection:
+    """Connect as the owner, who creates in public, and makes this."""
     connection = await connect()
     # "$user" comes first by default, and the embedded server's superuser is called fencepost, as our schema is.
-    await connection.execute("SET search_path = public")
+    await connection.execute(f"SET search_path = public; {made}")
     return connection
 
 

@@ -35,6 +35,7 @@ MOVES: dict[events.Event, str] = {
         'fencepost_operations_total{table="orders",verb="patch",verdict="FP001"} 1.0'
     ),
     events.LeaseAsked("mint", "done", tokens=7): "fencepost_tokens_issued_total 7.0",
+    events.RowPutAside("jobs", "jobs/7", 5): 'fencepost_rows_put_aside_total{table="jobs"} 1.0',
     events.QueueFailed("gone"): "fencepost_lock_queue_failures_total 1.0",
     events.HolderUnknown("orders", "late"): 'fencepost_holders_unknown_total{table="orders"} 1.0',
     events.CatalogLoaded(1, 5, 2): 'fencepost_tables{protected="yes"} 2.0',

@@ -34,7 +34,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Doubt
 from fencepost.server.gateway.plan import not_with_queue, require_protected
 from fencepost.server.gateway.refusals import RETRY_AFTER, unavailable, with_blocker
-from fencepost.server.gateway.takers import Line, Question, Served, TakenRow, Taker, first_of
+from fencepost.server.gateway.takers import Found, LineForRows, Sought, TakenRow, Taker, first_of
 from fencepost.server.gateway.use_cases import until_certain
 from fencepost.server.locks.builtin import OVERTAKEN
 from fencepost.server.locks.leases import Overtaken
@@ -98,7 +98,7 @@ class _Looking:
     """The looks for one line, as its caller."""
 
     gateway: Gateway
-    line: Line
+    line: LineForRows
 
     async def run(self) -> None:
         """Look until nobody stands in line any more."""
@@ -160,10 +160,10 @@ class _Looking:
     async def _note(self, statement: Callable[[Session], Awaitable[None]]) -> None:
         await run_write(self.gateway.database.for_leases, statement, repeatable=True)
 
-    async def _look(self, table: ProtectedTable, looking: Sequence[Taker]) -> Served:
+    async def _look(self, table: ProtectedTable, looking: Sequence[Taker]) -> Found:
         """Find, grant and claim; again where a younger token got ahead. Raises Overtaken, too, and RefusedClaim."""
 
-        async def once(session: Session) -> Served:
+        async def once(session: Session) -> Found:
             transaction = _Transaction(session, self.gateway, self.line.question, table, looking)
             return await in_transaction(session, transaction.run)
 
@@ -172,7 +172,7 @@ class _Looking:
                 return await run_write(self.gateway.database.for_grants, once)
         return await run_write(self.gateway.database.for_grants, once)
 
-    async def _answer(self, looking: Sequence[Taker], served: Served) -> None:
+    async def _answer(self, looking: Sequence[Taker], served: Found) -> None:
         """Answer those for whom something was found; release what was granted to those who have gone meanwhile."""
         for name, attempts in served.aside:
             self.gateway.emit(RowPutAside(self.line.question.table, name, attempts))
@@ -209,12 +209,12 @@ class _Transaction:
 
     session: Session
     gateway: Gateway
-    question: Question
+    question: Sought
     table: ProtectedTable
     looking: Sequence[Taker]
 
-    async def run(self) -> Served:
-        served = Served([[] for _ in self.looking])
+    async def run(self) -> Found:
+        served = Found([[] for _ in self.looking])
         await self._find_again(served)
         question, passed_by = self.question, list[str]()
         patterns = likes(question.caller.locks)
@@ -233,7 +233,7 @@ class _Transaction:
         served.more = True
         return served
 
-    async def _find_again(self, served: Served) -> None:
+    async def _find_again(self, served: Found) -> None:
         """Find what requests with secrets of their own were granted already; no grant under one of these begins before
         this transaction is over.
         """
@@ -256,7 +256,7 @@ class _Transaction:
                 again[NextRow(has.names[0], 0)] = number
         await self._grant(again, served, repeated=True)
 
-    async def _grant(self, rows: Mapping[NextRow, int], served: Served, *, repeated: bool = False) -> None:
+    async def _grant(self, rows: Mapping[NextRow, int], served: Found, *, repeated: bool = False) -> None:
         """Acquire the locks of rows, each for one of those who look, and claim the rows."""
         pairs = sorted(((row, number, self.looking[number].request(row)) for row, number in rows.items()), key=_by_name)
         if not pairs:
@@ -295,7 +295,7 @@ class _Transaction:
             served.rows[number].append(TakenRow(wanted, replace(outcome, lease=lease, claims=[claim])))
 
     async def _put_aside(
-        self, granted: Sequence[tuple[int, LockRequest, Granted]], most: int, served: Served
+        self, granted: Sequence[tuple[int, LockRequest, Granted]], most: int, served: Found
     ) -> list[tuple[int, LockRequest, Granted]]:
         """Put rows aside that were taken too often, under the tokens of their grants, which end with that; give the
         other grants.
@@ -436,7 +436,7 @@ async def _take(
     writes = await names_of_writes(gateway, wanted.writes) if wanted.writes else ()
     if isinstance(writes, Problem):
         return writes
-    question = Question(asked.table, asked.where, asked.order, writes, _asking(gateway.caller))
+    question = Sought(asked.table, asked.where, asked.order, writes, _asking(gateway.caller))
     arrived = gateway.times.clock.monotonic()
     taker = Taker(replace(wanted, writes=writes), asked.limit, deadline, asyncio.get_running_loop().create_future())
     try:
@@ -452,7 +452,7 @@ async def _take(
     return [await _finished(gateway, taken, waited_ms) for taken in answer]
 
 
-async def _stand_in_line(gateway: Gateway, question: Question, taker: Taker, gone: "asyncio.Future[None]") -> None:
+async def _stand_in_line(gateway: Gateway, question: Sought, taker: Taker, gone: "asyncio.Future[None]") -> None:
     """Wait until the taker is answered, or `gone` is done: then its answer is cancelled."""
     room = gateway.next_rows
     if room.stopping:

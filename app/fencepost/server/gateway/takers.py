@@ -24,7 +24,7 @@ LOOK_MOST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Sought:
     """What those of one line ask. `writes`: what their tokens are sealed for, beside the row."""
 
     table: str
@@ -61,7 +61,7 @@ class Taker:
 
 
 @dataclass(slots=True)
-class Served:
+class Found:
     """What a look has found for each of those it was for."""
 
     rows: list[list[TakenRow]]
@@ -86,15 +86,17 @@ class NextRows:
     def __init__(self, times: Times, places: Quota) -> None:
         """`places`: how many may stand in line, of one caller and in all."""
         self.times, self.places = times, places
-        self.lines: dict[Question, Line] = {}
+        self.lines: dict[Sought, LineForRows] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 
-    def stand(self, question: Question, taker: Taker, run: Callable[["Line"], Coroutine[Any, Any, None]]) -> "Line":
+    def stand(
+        self, question: Sought, taker: Taker, run: Callable[["LineForRows"], Coroutine[Any, Any, None]]
+    ) -> "LineForRows":
         """Stand in line, in a new one if there is none: `run` looks for those who stand in it, until nobody does."""
         line = self.lines.get(question)
         if line is None:
-            line = self.lines[question] = Line(question, self.times)
+            line = self.lines[question] = LineForRows(question, self.times)
             task = asyncio.create_task(run(line), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -125,10 +127,10 @@ class NextRows:
             await asyncio.wait(self._tasks)
 
 
-class Line:
+class LineForRows:
     """Those who ask one question."""
 
-    def __init__(self, question: Question, times: Times) -> None:
+    def __init__(self, question: Sought, times: Times) -> None:
         self.question, self._times = question, times
         self.id: UUID = uuid4()
         self.oid = 0
