@@ -21,6 +21,7 @@ from fencepost.client import (
     Client,
     ConstraintViolated,
     FencepostError,
+    Job,
     LeaseLost,
     NotFound,
     OutcomeUnknown,
@@ -31,6 +32,7 @@ from fencepost.client import (
     StillQueued,
     Submit,
     SyncClient,
+    SyncJob,
     SyncLease,
     SyncQueuedWrite,
     SyncSubmit,
@@ -832,6 +834,7 @@ MIRRORED = [
     (Term, SyncTerm),
     (Submit, SyncSubmit),
     (QueuedWrite, SyncQueuedWrite),
+    (Job, SyncJob),
 ]
 mirrored = pytest.mark.parametrize(("of", "by"), MIRRORED)
 
@@ -849,7 +852,7 @@ def calls(of: type, by: type) -> Iterator[tuple[str, Callable[..., object], Call
 
 def of_threads(docstring: str | None) -> str:
     lines = [line for line in (docstring or "").split("\n") if not line.startswith(f"{WITHOUT}:")]
-    return "\n".join(lines).replace("`async ", "`").replace("an `with`", "a `with`")
+    return "\n".join(lines).replace("`async ", "`").replace("`await ", "`").replace("an `with`", "a `with`")
 
 
 @mirrored

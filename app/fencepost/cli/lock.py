@@ -39,7 +39,7 @@ from fencepost.client.lease import ANSWER_SECONDS, Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LockedRun:
     """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
 
     token: what the client takes; token_file: its file, if --api-token-file names one.
@@ -197,9 +197,9 @@ class JobOptions(TypedDict):
     verbose: bool
 
 
-def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str | None = None) -> Job:
+def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str | None = None) -> LockedRun:
     """Read what is to be done. `lock`: what the lock is called where that is not NAME. Raises UsageError."""
-    return Job(
+    return LockedRun(
         url=given["url"],
         token=read_api_token(given["api_token_file"]),
         token_file=given["api_token_file"],
@@ -265,7 +265,7 @@ LOGGER: Final = logging.getLogger("fencepost.client")
 _SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
 
 
-async def show_holder(client: Client, job: Job) -> None:
+async def show_holder(client: Client, job: LockedRun) -> None:
     """Print who holds the locks, once we have waited for them for a moment; only when verbose."""
     if not job.verbose:
         return
@@ -279,7 +279,7 @@ async def show_holder(client: Client, job: Job) -> None:
         job.print_line(f"waiting for {job.shown}: {error}")
 
 
-def describe_error(error: ApiError, job: Job) -> str:
+def describe_error(error: ApiError, job: LockedRun) -> str:
     """Say why a lock was not had, or was lost."""
     match error:
         case LockHeld(holder=str(holder)):
@@ -337,7 +337,7 @@ class Outcome:
     lost: bool = False
 
 
-def run_and_exit(job: Job) -> None:
+def run_and_exit(job: LockedRun) -> None:
     """Do the job, and exit as it ended."""
     outcome = asyncio.run(run_under_lock(job))
     if outcome.interrupted:  # a script that runs us in a terminal stops at Ctrl-C only if that has killed us too
@@ -346,7 +346,7 @@ def run_and_exit(job: Job) -> None:
     raise SystemExit(outcome.code)
 
 
-async def run_under_lock(job: Job) -> Outcome:
+async def run_under_lock(job: LockedRun) -> Outcome:
     """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
     relay = Relay()
     with relay.handle_signals(), client_log(job.program):
@@ -369,7 +369,7 @@ async def run_under_lock(job: Job) -> Outcome:
             return outcome
 
 
-async def _hold(job: Job, relay: Relay) -> Outcome:
+async def _hold(job: LockedRun, relay: Relay) -> Outcome:
     LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
         retry = _PATIENT if job.again else Retry()
@@ -392,7 +392,7 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
             showing.cancel()
 
 
-def _lock(client: Client, job: Job) -> Lock:
+def _lock(client: Client, job: LockedRun) -> Lock:
     margin = margin_for(job.ttl, job.grace)
     if job.election is not None:
         return client.elect(
@@ -417,7 +417,7 @@ def _lock(client: Client, job: Job) -> Lock:
     )
 
 
-async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
+async def _run(job: LockedRun, lease: Lease, relay: Relay) -> Outcome:
     token = await lease.next_token()
     if job.verbose:
         job.print_line(f"acquired {job.shown}: lease {lease.id}, token {token}")
@@ -447,7 +447,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     return Outcome(code, interrupted=child.interrupted and relay.has_terminal)
 
 
-async def _all_ended(job: Job, child: Child, relay: Relay) -> None:
+async def _all_ended(job: LockedRun, child: Child, relay: Relay) -> None:
     """Return when the command has ended, and all that it has started in its group."""
     await child.ended.wait()
     relay.take_back_terminal()
