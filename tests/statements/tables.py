@@ -111,14 +111,15 @@ class Driver:
 
     async def ask(
         self, label: str, method: str, path: str, body: object = None, *, stale: bool = False, breaks: bool = False,
-        once: str = "", prefer: str = "", secret: str = "",
+        once: str = "", prefer: str = "",
     ) -> httpx.Response:  # fmt: skip
         """Send one request and keep what the gateway sent for it; the label gets the answer's status."""
         self._token += 0 if stale else 1
         headers = {} if method == "GET" or path == "leases" else {"X-Fence-Token": "1" if stale else str(self._token)}
         headers |= {"Idempotency-Key": once} if once else {}
         headers |= {"Prefer": prefer} if prefer else {}
-        headers |= {"X-Lease-Secret": secret} if secret else {}
+        if isinstance(body, dict) and "next" in body:
+            headers |= {"X-Lease-Secret": f"the-secret-of-{self._rows.path}-alone"}
         content = None if body is None else json.dumps(body)
         headers |= {"Content-Type": "application/json"} if body is not None else {}
         with self._recorder.request(breaks=breaks) as request:
@@ -241,4 +242,4 @@ class Driver:
         rows = self._rows
         await self.ask("POST one, for workers", "POST", f"data/{rows.path}", rows.row(3))
         following = {"next": {"table": rows.path, "where": rows.filter}}
-        await self.ask("the next row", "POST", "leases", following, secret=f"the-secret-of-{rows.path}-alone")
+        await self.ask("the next row", "POST", "leases", following)
