@@ -120,7 +120,7 @@ SET search_path = pg_catalog, pg_temp AS $$
 CREATE FUNCTION fencepost.register_statements(p fencepost.protected, now fencepost.protected) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT CASE WHEN now.name IS NOT NULL AND (now.functions <> p.functions OR (now.scope IS NULL) <> (p.scope IS NULL)) THEN fencepost.drop_functions(now.functions, p) ELSE '{}' END
-    || format('SELECT fencepost.register(%L)', jsonb_strip_nulls(to_jsonb(p) - ARRAY['partitions', 'protected_at', 'protected_by', 'on_exhausted'])
+    || format('SELECT fencepost.register(%L)', jsonb_strip_nulls(to_jsonb(p) - ARRAY['partitions', 'protected_at', 'protected_by'])
          || CASE WHEN p.on_exhausted IS NULL THEN '{}' ELSE jsonb_build_object('on_exhausted', p.on_exhausted) END)  -- its nulls are values
     || CASE WHEN p.scope IS NULL AND (now.source, now.name) = (p.source, p.name)
              AND (p.max_token IS NULL OR p.max_token >= now.max_token) THEN '{}'

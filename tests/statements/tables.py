@@ -33,6 +33,7 @@ CREATE TRIGGER theirs AFTER INSERT OR UPDATE OR DELETE ON ledger FOR EACH ROW EX
 
 
 ALL = ("new_rows", "changes", "puts", "many", "claims", "reads", "idempotent", "broken", "deletes")
+WORKERS = (*ALL, "next_row")
 SOME = ("new_rows", "changes", "puts", "many", "claims", "reads", "deletes")
 
 
@@ -62,7 +63,12 @@ class Rows:
 NOT_STRICT = get_args(Rule)[1]
 
 ORDERS = Rows(
-    "orders", [[f"k{n}"] for n in range(8)], ["order_id"], {"status": "x", "at": None}, "status=eq.x&at=is.null"
+    "orders",
+    [[f"k{n}"] for n in range(8)],
+    ["order_id"],
+    {"status": "x", "at": None},
+    "status=eq.x&at=is.null",
+    parts=WORKERS,
 )
 TABLES = [
     ORDERS,
@@ -112,6 +118,8 @@ class Driver:
         headers = {} if method == "GET" or path == "leases" else {"X-Fence-Token": "1" if stale else str(self._token)}
         headers |= {"Idempotency-Key": once} if once else {}
         headers |= {"Prefer": prefer} if prefer else {}
+        if isinstance(body, dict) and "next" in body:
+            headers |= {"X-Lease-Secret": f"the-secret-of-{self._rows.path}-alone"}
         content = None if body is None else json.dumps(body)
         headers |= {"Content-Type": "application/json"} if body is not None else {}
         with self._recorder.request(breaks=breaks) as request:
@@ -121,7 +129,7 @@ class Driver:
 
     async def all(self) -> None:
         for part in self._rows.parts:
-            self._token = 100 * (1 + ALL.index(part))  # the same for each table
+            self._token = 100 * (1 + WORKERS.index(part))  # the same for each table
             await getattr(self, part)()
 
     async def new_rows(self) -> None:
@@ -229,3 +237,9 @@ class Driver:
         await self.ask("DELETE by filter, stale", "DELETE", f"data/{rows.path}?{rows.filter}", stale=True)
         await self.ask("DELETE by filter", "DELETE", f"data/{rows.path}?{rows.filter}",
                        prefer="return=representation")  # fmt: skip
+
+    async def next_row(self) -> None:
+        rows = self._rows
+        await self.ask("POST one, for workers", "POST", f"data/{rows.path}", rows.row(3))
+        following = {"next": {"table": rows.path, "where": rows.filter}}
+        await self.ask("the next row", "POST", "leases", following)

@@ -1,4 +1,4 @@
--- 38 are those of orders
+-- 39 are those of orders
 
 -- claim of a absent row: 200
 --   $1 = 'held/k6'
@@ -11,6 +11,10 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
+-- as for orders
+
+-- the next row: 201
+--   $1 = [b'A\\py\xe7\x7f\xb4.\xcb;W\xb3\xb1b\n{Q/\xb3\xc1\xc75\x1e\x95\xf3r\xc4\xd2\ ...
 -- as for orders
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
@@ -36,4 +40,14 @@
 --   $1 = ''
 --   $2 = ['data/held-PATCH-held/k0']
 --   $3 = [b'"R9\x95\xd2\x06B\xf0\xe8\x92wob\xf5q\xfc\x19\x9b\xf0\xa9\x19\x0f\xbe\xa5, ...
+-- as for orders
+
+-- the next row: 201
+--   $1 = ['held/k3']
+--   $2 = [b'A\\py\xe7\x7f\xb4.\xcb;W\xb3\xb1b\n{Q/\xb3\xc1\xc75\x1e\x95\xf3r\xc4\xd2\ ...
+--   $3 = ['127.0.0.1']
+--   $4 = [30000]
+--   $5 = [1]
+--   $6 = [1001]
+--   $7 = []
 -- as for orders

@@ -65,7 +65,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST with an Idempotency-Key: 201 | POST, and the
--- connection breaks: 503
+-- connection breaks: 503 | POST one, for workers: 201
 --   $1 = 101
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
 --   $3 = 0
@@ -104,6 +104,16 @@ SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN
   FROM fencepost."orders_<hash>_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
+-- the next row: 201
+--   $1 = 1
+--   $2 = ['orders/k3']
+--   $3 = 'x'
+SELECT 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS name, r."last_fence_token" AS mark
+  FROM "public"."orders" AS r
+  WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND ('orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C")) OPERATOR(pg_catalog.<>) ALL ($2::text[]) AND NOT fencepost.is_taken('orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"))
+  ORDER BY r."order_id" LIMIT $1::bigint
+  FOR NO KEY UPDATE OF r SKIP LOCKED
+
 -- GET by filter: 206
 --   $1 = 'x'
 --   $2 = 2
@@ -125,6 +135,11 @@ SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" 
   CROSS JOIN LATERAL (SELECT 'orders/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
   ORDER BY b."order_id", b."fencepost ordinal"
+
+-- the next row: 201
+--   $1 = [b'\xfc\x04I\x87\xd8 \xd5\x9d\xc3\xe6N_\x8c\x1dj\xfe\xf3=\x0b\xf4\x12\xb8H\x ...
+SELECT busy, withdrawn, names, attempt
+  FROM fencepost.taken_by($1)
 
 -- GET by filter: 206
 --   $1 = 'x'
@@ -191,6 +206,18 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, outcome, rows
   FROM fencepost.gateway_idem_begin($1, $2, $3)
 
+-- the next row: 201
+--   $1 = ['orders/k3']
+--   $2 = [b'\xfc\x04I\x87\xd8 \xd5\x9d\xc3\xe6N_\x8c\x1dj\xfe\xf3=\x0b\xf4\x12\xb8H\x ...
+--   $3 = ['127.0.0.1']
+--   $4 = [30000]
+--   $5 = [1]
+--   $6 = [1001]
+--   $7 = []
+SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at, pg_catalog.to_json(expires_at) OPERATOR(pg_catalog.#>>) '{}' AS expires_at, lock, due_ms, first, waiting, busy, attempt
+  FROM fencepost.acquire_each($1, $2, $3, $4, $5, $6, $7) WITH ORDINALITY AS e(busy, acquired, attempt, o), LATERAL (SELECT (e.acquired).*) AS a
+  ORDER BY o
+
 -- PATCH, stale: 409 | PATCH, no row: 404 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with defaults:
 -- 201 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409 | PUT with an
 -- Idempotency-Key: 201 | PUT, and the connection breaks: 503 | DELETE, stale: 409 | DELETE, no row: 404
@@ -216,7 +243,8 @@ UPDATE "public"."orders" AS r
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
+-- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409 |
+-- the next row: 201
 --   $1 = 'k0'
 --   $2 = 501
 --   $3 = 0

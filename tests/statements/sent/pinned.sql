@@ -1,4 +1,4 @@
--- 14 are those of orders
+-- 13 are those of orders
 
 -- claim of a absent row: 200
 --   $1 = 'pinned/k6'
@@ -41,6 +41,12 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pin
   CROSS JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
   ORDER BY x.o
+
+-- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
+--   $1 = 'k0'
+--   $2 = 501
+--   $3 = 0
+-- as for orders
 
 -- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no
 -- row: 404

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller, likes
+from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller, likes
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
     UNKNOWN_TABLE,
@@ -103,6 +103,7 @@ class _Looking:
     async def run(self) -> None:
         """Look until nobody stands in line any more."""
         line = self.line
+        ASKING.set(UNKNOWN)  # it is for all of them
         try:
             await self._look_on()
         finally:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -97,7 +96,7 @@ class NextRows:
         line = self.lines.get(question)
         if line is None:
             line = self.lines[question] = LineForRows(question, self.times)
-            task = asyncio.create_task(run(line), context=Context())
+            task = asyncio.create_task(run(line))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         line.standing.append(taker)

@@ -45,8 +45,8 @@ def next_rows(
     name = row_resource(table, table.fence.prefix)
     terms = [render_filters(table, where, bound), or_outdated(table.name, same_table(table))]
     if likes is not None:
-        terms.append(f"{name} OPERATOR(pg_catalog.~~) ANY ({bound.add(list(likes), 'text[]')})")
-    terms.append(f"NOT {name} OPERATOR(pg_catalog.=) ANY ({_PASSED_BY})")
+        terms.append(f"({name}) OPERATOR(pg_catalog.~~) ANY ({bound.add(list(likes), 'text[]')})")
+    terms.append(f"({name}) OPERATOR(pg_catalog.<>) ALL ({_PASSED_BY})")
     terms.append(f"NOT fencepost.is_taken({name})")
     by = render_order(table, order, bound) or key_order(table, "r")
     return compiled(
