@@ -147,7 +147,7 @@ class _Worker:
         if not self.stopping:
             self.print_line(f"{number.name}: no more rows are taken; commands that run: {len(self.children)}")
         self.stopping = True
-        self.work.stop()
+        self.work.on_signal()
 
     def _ended(self, outcome: str, text: str) -> None:
         self.counts[outcome] += 1

@@ -390,11 +390,14 @@ class SyncWork(Passing[Work]):
         super().__init__(work, loop)
         self._stop_on = stop_on
 
-    def stop(self) -> None:
-        """Take no more. Running jobs are finished; when it is called again, their leases are given back, and what they
-        still write is LeaseLost. From any thread, and from a handler of a signal.
+    def stop(self, *, now: bool = False) -> None:
+        """Take no more. Running jobs are finished; `now`: their leases are given back, and what they still write is
+        LeaseLost. From any thread, and from a handler of a signal.
         """
-        self._loop.soon(self.asynchronous.stop)
+        self._loop.soon(functools.partial(self.asynchronous.stop, now=now))
+
+    def _on_signal(self) -> None:
+        self._loop.soon(self.asynchronous.on_signal)
 
     def __iter__(self) -> Generator[SyncJob, None, None]:
         """Give one job after another. A body that raises ends the loop, and its row is next again at once."""
@@ -406,7 +409,7 @@ class SyncWork(Passing[Work]):
         async def close() -> None:
             await jobs.aclose()
 
-        with stopping_on(self._stop_on, self.stop):
+        with stopping_on(self._stop_on, self._on_signal):
             try:
                 while (job := self._loop.run(following)) is not None:
                     yield SyncJob(job, self._loop)
@@ -420,7 +423,7 @@ class SyncWork(Passing[Work]):
         A thread cannot be cancelled: where `Work` cancels a job, here its lease is given back, its writes raise
         LeaseLost, and its place is free when it returns. Ask `job.lease.trusted` in long computations.
         """
-        with stopping_on(self._stop_on, self.stop), ThreadPoolExecutor(concurrency, "fencepost job") as threads:
+        with stopping_on(self._stop_on, self._on_signal), ThreadPoolExecutor(concurrency, "fencepost job") as threads:
 
             async def in_thread(job: Job) -> None:
                 doing = asyncio.get_running_loop().run_in_executor(threads, handle, SyncJob(job, self._loop))

@@ -159,13 +159,15 @@ class Work:
         self._hurrying = asyncio.Event()
         self._used = False
 
-    def stop(self) -> None:
-        """Take no more. Running jobs are finished; when it is called again, they are cancelled. From the event loop's
-        thread.
-        """
-        if self._stopping.is_set():
+    def stop(self, *, now: bool = False) -> None:
+        """Take no more. Running jobs are finished; `now`: they are cancelled. From the event loop's thread."""
+        if now:
             self._hurrying.set()
         self._stopping.set()
+
+    def on_signal(self) -> None:
+        """Stop; the second time: now."""
+        self.stop(now=self._stopping.is_set())
 
     async def __aiter__(self) -> AsyncGenerator[Job, None]:
         """Give one job after another. A body that raises ends the loop, and its row is next again at once. The body is
@@ -217,7 +219,7 @@ class Work:
 
     def _stopped_by_signals(self) -> contextlib.AbstractContextManager[None]:
         loop = asyncio.get_running_loop()
-        return stopping_on(self._stop_on, lambda: loop.call_soon_threadsafe(self.stop))
+        return stopping_on(self._stop_on, lambda: loop.call_soon_threadsafe(self.on_signal))
 
     # A place of the worker: it takes a job, does it, and takes the next one.
 
