@@ -217,11 +217,15 @@ def test_threads_do_jobs_at_once_and_a_loop_one_after_another(gateway_url: str) 
     both = threading.Barrier(2)
 
     def handle(job: SyncJob) -> None:
-        both.wait(PATIENCE)
-        assert job.patch({"status": "paid"})["order_id"] == job.key == job.row["order_id"]
+        try:
+            both.wait(PATIENCE)
+            assert job.patch({"status": "paid"})["order_id"] == job.key == job.row["order_id"]
+        finally:
+            work.stop()
 
     with SyncClient(gateway_url) as c:
-        c.work("orders", **NEW, wait=0).run(handle, concurrency=2)
+        work = c.work("orders", **NEW)
+        work.run(handle, concurrency=2)
         for job in c.work("orders", where={"status": "eq.paid"}, order="order_id", wait=0):
             assert (job.table, job.name, job.attempt) == (
                 "orders",
@@ -242,10 +246,13 @@ def test_a_thread_whose_job_was_given_back_writes_nothing_more_and_a_signal_stop
 
         def handle(job: SyncJob) -> None:
             os.kill(os.getpid(), signal.SIGUSR1)  # the main thread waits in run()
-            assert job.lease.wait_lost(PATIENCE) is not None
-            with pytest.raises(LeaseLost) as lost:
-                job.patch({"status": "paid"})
-            refused.append(lost.type)
+            try:
+                assert job.lease.wait_lost(PATIENCE) is not None
+                with pytest.raises(LeaseLost) as lost:
+                    job.patch({"status": "paid"})
+                refused.append(lost.type)
+            finally:
+                work.stop()
 
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # without ours, nothing comes of it
         try:
