@@ -227,6 +227,16 @@ async def test_a_row_that_is_still_asked_for_when_it_is_put_aside_is_counted_ane
         assert await taken(gateway) == [("orders/a", 1)]
 
 
+async def test_a_row_that_cannot_be_put_aside_is_named(race: Race) -> None:
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True, max_attempts=1, on_exhausted={"n": "many"})
+    async with open_gateway(race.dsn) as gateway:
+        await expire(race, await one(gateway))
+        refused = await take(gateway)
+        assert isinstance(refused, Problem)
+        assert refused.detail.startswith("orders/a was taken too often, and could not be put aside: ")
+
+
 async def test_who_waits_is_told_of_a_row_by_a_statement(race: Race) -> None:
     """No beat comes: its time stands still."""
     await protect(race.observer, "orders", work=True)

@@ -35,7 +35,7 @@ from fencepost.server.gateway.outcomes import Done, Doubt
 from fencepost.server.gateway.plan import not_with_queue, require_protected
 from fencepost.server.gateway.refusals import RETRY_AFTER, unavailable, with_blocker
 from fencepost.server.gateway.takers import Found, LineForRows, Sought, TakenRow, Taker, first_of
-from fencepost.server.gateway.use_cases import until_certain
+from fencepost.server.gateway.use_cases import problem_of, until_certain
 from fencepost.server.locks.builtin import OVERTAKEN
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.observe.events import LeaseAsked, QueueFailed, RowPutAside
@@ -43,7 +43,7 @@ from fencepost.server.postgres import leases as statements
 from fencepost.server.postgres import next_rows, reading
 from fencepost.server.postgres.connection import RowWrite, Session, Statement
 from fencepost.server.postgres.database import as_caller, in_transaction, run_write, users_code
-from fencepost.server.postgres.errors import StorageError, UnavailableError
+from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.leases import Granted, LockRequest, Mismatch, Withdrawn
 from fencepost.server.postgres.next_rows import Look, NextRow
 from fencepost.server.postgres.query import Filter, OrderTerm, Query
@@ -65,6 +65,9 @@ class Next:
 
 # One look: a transaction, in which rows are found, granted and claimed.
 
+UNFIT: Final = frozenset({"22", "23"})
+"""Classes of SQLSTATEs of a value that a column cannot have."""
+_ON_EXHAUSTED: Final = "`protect --on-exhausted` says how rows are put aside."
 ROUNDS: Final = 10
 """How often one look passes by what was busy, or put aside, and looks for the next rows."""
 
@@ -308,10 +311,17 @@ class _Transaction:
             if attempt is None or token is None or attempt <= most:
                 left.append(each)
                 continue
-            async with self._as_caller():
-                done = await put_aside(self.session, self.table, RowWrite(parse_resource(wanted.names[0]).key, token))
+            write = RowWrite(parse_resource(wanted.names[0]).key, token)
+            try:
+                async with self._as_caller():
+                    done = await put_aside(self.session, self.table, write)
+            except RefusedError as error:
+                if error.sqlstate[:2] not in UNFIT:
+                    raise
+                done = problem_of(error, self.table)[0]
             if isinstance(done, Problem):
-                raise leases.RefusedClaim(replace(done, detail=f"{wanted.names[0]} is to be put aside: {done.detail}"))
+                why = f"{wanted.names[0]} was taken too often, and could not be put aside: {done.detail}"
+                raise leases.RefusedClaim(replace(done, detail=why, hint=_ON_EXHAUSTED))
             await statements.put_aside(self.session, outcome.lease.lease_id)
             served.aside.append((wanted.names[0], attempt - 1))
         return left
