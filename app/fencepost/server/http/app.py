@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fencepost import __version__
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.batch import PATH, BatchRoute
-from fencepost.server.http.bodies import BodiesInHand, CountedBodies
+from fencepost.server.http.bodies import BodiesInHand
 from fencepost.server.http.data import PREFIX, DataRoutes, Running
 from fencepost.server.http.edge import (
     ANSWERED_HEADERS,
     ASKED_HEADERS,
     Admission,
+    Answering,
     Edge,
     RateLimits,
     RequestDone,
@@ -32,7 +33,7 @@ from fencepost.server.http.leases import LEASES
 from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.problems import http_problem, problem_routes
 from fencepost.server.http.queued import WRITES
-from fencepost.server.http.routes import Route, needed, router_of
+from fencepost.server.http.routes import Route, SystemRoutes, needed, router_of
 from fencepost.server.http.system import FENCES, ShownHealth, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
@@ -50,14 +51,14 @@ class Admin:
     sites: Sites
 
 
-def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
+def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Callable[..., Edge]) -> ASGIApp:
     """Give what answers on it."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     routes = health_routes(health, figures=True, details=lambda _scope: True)
-    app.include_router(router_of(routes, gateway, 0))
+    app.include_router(router_of(routes))
     app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
-    return app
+    return edge(app, find=SystemRoutes(routes, gateway, 0, BodiesInHand(0)).find)
 
 
 def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
@@ -137,13 +138,17 @@ class Application(FastAPI):
         admission = Admission(parts.authenticator, parts.limits, needs) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         bodies = BodiesInHand(parts.max_body_bytes)
-        self.add_middleware(CountedBodies, bodies=bodies)
         self.add_middleware(edge)
-        # What concerns users' tables goes past FastAPI's router and middleware, which cost more than the write.
+        # FastAPI's router and middleware cost more than a write: it answers for pages, OpenAPI and what has no route.
+        data = DataRoutes(parts.running, parts.max_body_bytes, bodies)
         batch = BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies)
-        others = edge(batch, under=PATH, others=super().__call__)
-        data = edge(DataRoutes(parts.running, parts.max_body_bytes, bodies), under=PREFIX, others=others)
-        self.front = _with_cors(data, parts.sites)
+        system = SystemRoutes(routes, parts.running.of, parts.max_body_bytes, bodies)
+
+        def find(scope: Scope) -> Answering | None:
+            path = scope["raw_path"]
+            return data if path.startswith(PREFIX) else batch if path == PATH else system.find(scope)
+
+        self.front = _with_cors(edge(super().__call__, find=find), parts.sites)
         """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
             app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))
@@ -157,7 +162,7 @@ class Application(FastAPI):
         find it by way of its router with each.
         """
         for router in (
-            router_of(routes, parts.running.of, parts.max_body_bytes),
+            router_of(routes),
             docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
             problem_routes(),
         ):

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Generic, Literal, NoReturn, TypeVar, cast
 
 from fastapi import APIRouter
@@ -14,15 +14,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
 
 from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.http.bodies import read_json, read_no_body
-from fencepost.server.http.edge import READS, Needs
-from fencepost.server.http.headers import Headers, read_headers
+from fencepost.server.http.bodies import BodiesInHand, is_large, read_json, read_no_body
+from fencepost.server.http.edge import NAMED, READS, Answering, Needs, caller_of
+from fencepost.server.http.headers import Headers, by_name, judge_headers
 from fencepost.server.http.headers import Route as Kind
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import prefer
@@ -145,24 +145,70 @@ class Route:
         return self.path.partition("{")[0]
 
 
-async def read(route: Route, scope: Scope, receive: Receive, gateway: Gateway, limit: int) -> Asked[Any, Any]:
-    """Read a request: headers, query, secret, body, in this order. `limit`: the most bytes of a body. Raises
-    RequestError for what the route does not take.
+class SystemRoutes:
+    """Answers requests to the routes that it is made of, before FastAPI's router and middleware, which cost as much as
+    a claim.
     """
-    headers = read_headers(scope["headers"], route.kind, names_resources=route.names_resources)
-    raw = scope["query_string"]
-    query = _read_query(raw, route.query) if (raw and route.kind) or route.query.model_fields else NO_QUERY
-    secret = None if route.secret is None else read_secret(scope["headers"])
-    if route.secret == "must" and secret is None:  # noqa: S105 - no secret
-        raise RequestError(
-            bad_request("X-Lease-Secret: missing; it came with the lease, or was chosen by the client that acquired it")
-        )
-    body = None
-    if route.body is not None:
-        body = await _read_body(headers, receive, limit, route, gateway)
-    elif route.method != "GET":
-        await read_no_body(headers, receive, limit)
-    return Asked(scope, gateway, headers, query, body, secret)
+
+    def __init__(
+        self, routes: Iterable[Route], gateway: Callable[[Scope], Gateway], max_body_bytes: int, bodies: BodiesInHand
+    ) -> None:
+        self._gateway, self._max_body_bytes, self._bodies = gateway, max_body_bytes, bodies
+        self._plain: dict[tuple[str, str], Answering] = {}
+        self._by_method: dict[str, list[tuple[re.Pattern[str], Answering]]] = {}
+        for route in routes:
+            answer, pattern = partial(self._answer, route), compile_path(route.path)[0]
+            for method in READS if route.method == "GET" else (route.method,):
+                self._by_method.setdefault(method, []).append((pattern, answer))
+                if route.prefix == route.path:
+                    self._plain[method, route.path] = answer
+
+    def find(self, scope: Scope) -> Answering | None:
+        """Find the route of a request as Starlette does, by the decoded path, and put the parts of its path into the
+        scope. None: there is none for this method and path.
+        """
+        method, path = scope["method"], scope["path"]
+        if (plain := self._plain.get((method, path))) is not None:
+            return plain
+        for pattern, answer in self._by_method.get(method, ()):
+            if (found := pattern.match(path)) is not None:
+                scope["path_params"] = found.groupdict()
+                return answer
+        return None
+
+    async def _answer(self, route: Route, scope: Scope, receive: Receive, _send: Send) -> Response:
+        try:
+            gateway, headers = self._gateway(scope), scope.get(NAMED) or by_name(scope["headers"])
+            if not is_large(headers):
+                return await route.answer(await self._read(route, scope, headers, receive, gateway))
+            async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
+                return await route.answer(await self._read(route, scope, headers, counted, gateway))
+        except RequestError as error:
+            return problem_response(error.problem)
+        except QueryError as error:
+            return problem_response(bad_request(str(error)))
+
+    async def _read(
+        self, route: Route, scope: Scope, headers: Headers, receive: Receive, gateway: Gateway
+    ) -> Asked[Any, Any]:
+        """Read a request: headers, query, secret, body, in this order. Raises RequestError, QueryError."""
+        if route.kind is not None:
+            judge_headers(headers, route.kind, names_resources=route.names_resources)
+        raw = scope["query_string"]
+        query = _read_query(raw, route.query) if (raw and route.kind) or route.query.model_fields else NO_QUERY
+        secret = None if route.secret is None else read_secret(scope["headers"])
+        if route.secret == "must" and secret is None:  # noqa: S105 - no secret
+            raise RequestError(
+                bad_request(
+                    "X-Lease-Secret: missing; it came with the lease, or was chosen by the client that acquired it"
+                )
+            )
+        body = None
+        if route.body is not None:
+            body = await _read_body(headers, receive, self._max_body_bytes, route, gateway)
+        elif route.method != "GET":
+            await read_no_body(headers, receive, self._max_body_bytes)
+        return Asked(scope, gateway, headers, query, body, secret)
 
 
 def _read_query(raw: bytes, model: type[Taken]) -> Taken:
@@ -293,14 +339,16 @@ _SECRET_PARAMETER: Final[Part] = {
 }
 
 
-def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limit: int) -> APIRouter:
-    """Give routes as FastAPI's, which makes their part of the OpenAPI document. `limit`: the most bytes of a body."""
+def router_of(routes: Iterable[Route]) -> APIRouter:
+    """Give routes as FastAPI's, which makes their part of the OpenAPI document, and of 405 what is allowed. None of
+    them is asked: SystemRoutes answers.
+    """
     router = APIRouter()
     for route in routes:
         status, usual = next(iter(route.answers.items()))
         router.add_api_route(
             route.path,
-            _endpoint(route, gateway, limit),
+            _not_asked,
             methods=[route.method],
             tags=[route.tag],
             summary=route.summary,
@@ -318,19 +366,8 @@ def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limi
     return router
 
 
-def _endpoint(
-    route: Route, gateway: Callable[[Scope], Gateway], limit: int
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        scope = request.scope
-        try:
-            return await route.answer(await read(route, scope, request.receive, gateway(scope), limit))
-        except RequestError as error:
-            return problem_response(error.problem)
-        except QueryError as error:
-            return problem_response(bad_request(str(error)))
-
-    return endpoint
+async def _not_asked() -> NoReturn:
+    raise RuntimeError("SystemRoutes answers the requests of this route")
 
 
 def _taken(route: Route) -> Part:
