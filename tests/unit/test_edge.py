@@ -1,5 +1,6 @@
 """The outermost layers: an answer whatever happens, and once; connections that are too slow end."""
 
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import astuple
@@ -7,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.edge import Edge, read_sites
 from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, ConnectionBounds, Guard
+from fencepost.server.serve import create_app
 from fencepost.server.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
 from fencepost.server.serving.server import listen
 from fencepost.server.settings import Settings
@@ -90,6 +93,31 @@ async def test_head_reaches_the_application_as_get_and_is_counted_as_head() -> N
 
     _, done = await run(app, scope("HEAD"))
     assert (seen, done) == (["GET"], [("HEAD", "/v1/data", 200)])
+
+
+async def test_a_system_route_is_answered_without_fastapis_router_and_middleware() -> None:
+    """They cost more than a claim. The requests have two headers that disagree, for which no gateway is needed."""
+    app = create_app(Settings.model_validate({"database_url": "postgresql://unused"}))
+    passed, answered = [], []
+
+    async def fastapi(given: Scope, _receive: Receive, _send: Send) -> None:
+        passed.append(given["path"])
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        answered.append(message.get("status"))
+
+    app.middleware_stack = fastapi
+    declared = [each for each in app.routes if isinstance(each, APIRoute) and each.include_in_schema]
+    asked = [(method, re.sub("{.*?}", "x", each.path)) for each in declared for method in each.methods or ()]
+    heads = [("HEAD", path) for method, path in asked if method == "GET"]
+    for method, path in [*asked, *heads, ("GET", "/docs")]:
+        await app(scope(method, path, [(b"content-type", b"a/b"), (b"content-type", b"a/c")]), receive, send)
+    assert passed == ["/docs"]
+    assert heads
+    assert answered == [400, None] * len(asked + heads)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ class SystemRoutes:
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, _send: Send) -> Response:
         try:
-            gateway, headers = self._gateway(scope), scope.get(NAMED) or by_name(scope["headers"])
+            headers = scope.get(NAMED) or by_name(scope["headers"])
+            gateway = self._gateway(scope)
             if not is_large(headers):
                 return await route.answer(await self._read(route, scope, headers, receive, gateway))
             async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
