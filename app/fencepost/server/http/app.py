@@ -1,4 +1,4 @@
-"""The application: FastAPI around the routes, with every error in one form."""
+"""The application: what answers which path, FastAPI for pages and OpenAPI, and every error in one form."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ from fencepost.server.http.edge import (
     ANSWERED_HEADERS,
     ASKED_HEADERS,
     Admission,
-    Answering,
     Edge,
+    Paths,
     RateLimits,
     RequestDone,
     Sites,
@@ -58,7 +58,8 @@ def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Ca
     app.include_router(router_of(routes))
     app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
-    return edge(app, find=SystemRoutes(routes, gateway, 0, BodiesInHand(0)).find)
+    system = SystemRoutes(gateway, 0, BodiesInHand(0))
+    return edge(app, paths=Paths(map(system.entry, routes), {}))
 
 
 def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
@@ -73,7 +74,7 @@ def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
     return answer
 
 
-# The main port: FastAPI around the routes.
+# The main port. FastAPI makes OpenAPI of the system routes, and is asked for none of them.
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 TAGS: Final = [
@@ -139,16 +140,11 @@ class Application(FastAPI):
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         bodies = BodiesInHand(parts.max_body_bytes)
         self.add_middleware(edge)
-        # FastAPI's router and middleware cost more than a write: it answers for pages, OpenAPI and what has no route.
         data = DataRoutes(parts.running, parts.max_body_bytes, bodies)
         batch = BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies)
-        system = SystemRoutes(routes, parts.running.of, parts.max_body_bytes, bodies)
-
-        def find(scope: Scope) -> Answering | None:
-            path = scope["raw_path"]
-            return data if path.startswith(PREFIX) else batch if path == PATH else system.find(scope)
-
-        self.front = _with_cors(edge(super().__call__, find=find), parts.sites)
+        system = SystemRoutes(parts.running.of, parts.max_body_bytes, bodies)
+        paths = Paths(map(system.entry, routes), {PREFIX: data, PATH: batch})
+        self.front = _with_cors(edge(super().__call__, paths=paths), parts.sites)
         """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
             app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))

@@ -22,6 +22,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
@@ -459,17 +460,48 @@ _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 
 Answering = Callable[[Scope, Receive, Send], Awaitable[Response | None]]
 """An ASGI application; one that returns its answer does not send it: the edge does."""
-Find = Callable[[Scope], Answering | None]
-"""Finds what answers a request, before its caller is known."""
 NAMED: Final = "fencepost.named"
 """Under which name the scope has the request's headers by their names, where none of them came twice."""
 _REQUEST_ID: Final[ContextVar[str]] = ContextVar(f"{STRUCTLOG_KEY_PREFIX}request_id")
 """What structlog's `merge_contextvars` adds to the lines of a request. Its `bind_contextvars` takes longer."""
 
 
+class Paths:
+    """Says what answers a request that does not go to FastAPI: its router and middleware cost as much as a write.
+
+    `raw`: by a path as it came, undecoded; one that ends with a slash stands for those below it. `routes`: by method
+    and decoded path, whose parts are put into the scope; it is matched as Starlette does. HEAD is as GET.
+    """
+
+    def __init__(self, routes: Iterable[tuple[str, str, Answering]], raw: Mapping[bytes, Answering]) -> None:
+        self._raw = tuple(raw.items())
+        self._plain: dict[tuple[str, str], Answering] = {}
+        self._by_method: dict[str, list[tuple[re.Pattern[str], Answering]]] = {}
+        for route_method, path, answering in routes:
+            for method in READS if route_method == "GET" else (route_method,):
+                self._by_method.setdefault(method, []).append((compile_path(path)[0], answering))
+                if "{" not in path:
+                    self._plain[method, path] = answering
+
+    def find(self, scope: Scope) -> Answering | None:
+        """Find it. None: FastAPI, with pages, OpenAPI and the refusals of what is no route."""
+        raw: bytes = scope["raw_path"]
+        for known, answering in self._raw:
+            if raw == known or (known.endswith(b"/") and raw.startswith(known)):
+                return answering
+        method, path = scope["method"], scope["path"]
+        if (plain := self._plain.get((method, path))) is not None:
+            return plain
+        for pattern, answering in self._by_method.get(method, ()):
+            if (found := pattern.match(path)) is not None:
+                scope["path_params"] = found.groupdict()
+                return answering
+        return None
+
+
 class Edge:
-    """Wraps an application; with `find`, what that finds for a request instead: where it finds nothing, the application
-    answers, which has an edge of its own.
+    """Wraps an application; with `paths`, what these have for a request instead: where they have nothing, the
+    application answers, which has an edge of its own.
     """
 
     def __init__(
@@ -481,12 +513,12 @@ class Edge:
         sites: Sites,
         emit: Emit,
         admission: Admission | None = None,
-        find: Find | None = None,
+        paths: Paths | None = None,
     ) -> None:
         self._app, self._sites, self._admission, self._emit = app, sites, admission, emit
         self._done = done
         self._access_log = access_log
-        self._find: Find = find or (lambda _scope: app)
+        self._find: Callable[[Scope], Answering | None] = paths.find if paths else lambda _scope: app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; lifespan passes through."""

@@ -429,6 +429,10 @@ def _schema(header: str, value: bytes | None) -> str:
 # refused by name.
 
 
+LOOKED_AT: Final = JUDGED | PROFILES | {b"prefer", TOKEN_HEADER, KEY_HEADER}
+"""The names that `judge_headers` looks for."""
+
+
 def judge_headers(headers: Headers, route: Route, *, names_resources: bool) -> None:
     """Refuse what the headers of a request to a system route ask for and its kind does not do. `names_resources`: the
     route takes names of resources, to which a profile would have to be applied.

@@ -15,14 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from starlette.responses import Response
-from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.bodies import BodiesInHand, is_large, read_json, read_no_body
 from fencepost.server.http.edge import NAMED, READS, Answering, Needs, caller_of
-from fencepost.server.http.headers import Headers, by_name, judge_headers
+from fencepost.server.http.headers import LOOKED_AT, Headers, by_name, judge_headers
 from fencepost.server.http.headers import Route as Kind
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import prefer
@@ -146,35 +145,14 @@ class Route:
 
 
 class SystemRoutes:
-    """Answers requests to the routes that it is made of, before FastAPI's router and middleware, which cost as much as
-    a claim.
-    """
+    """Reads and answers requests to system routes, which their paths lead to past FastAPI (Paths of http/edge.py)."""
 
-    def __init__(
-        self, routes: Iterable[Route], gateway: Callable[[Scope], Gateway], max_body_bytes: int, bodies: BodiesInHand
-    ) -> None:
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, bodies: BodiesInHand) -> None:
         self._gateway, self._max_body_bytes, self._bodies = gateway, max_body_bytes, bodies
-        self._plain: dict[tuple[str, str], Answering] = {}
-        self._by_method: dict[str, list[tuple[re.Pattern[str], Answering]]] = {}
-        for route in routes:
-            answer, pattern = partial(self._answer, route), compile_path(route.path)[0]
-            for method in READS if route.method == "GET" else (route.method,):
-                self._by_method.setdefault(method, []).append((pattern, answer))
-                if route.prefix == route.path:
-                    self._plain[method, route.path] = answer
 
-    def find(self, scope: Scope) -> Answering | None:
-        """Find the route of a request as Starlette does, by the decoded path, and put the parts of its path into the
-        scope. None: there is none for this method and path.
-        """
-        method, path = scope["method"], scope["path"]
-        if (plain := self._plain.get((method, path))) is not None:
-            return plain
-        for pattern, answer in self._by_method.get(method, ()):
-            if (found := pattern.match(path)) is not None:
-                scope["path_params"] = found.groupdict()
-                return answer
-        return None
+    def entry(self, route: Route) -> tuple[str, str, Answering]:
+        """Give a route's method, its path, and what answers."""
+        return route.method, route.path, partial(self._answer, route)
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, _send: Send) -> Response:
         try:
@@ -193,7 +171,7 @@ class SystemRoutes:
         self, route: Route, scope: Scope, headers: Headers, receive: Receive, gateway: Gateway
     ) -> Asked[Any, Any]:
         """Read a request: headers, query, secret, body, in this order. Raises RequestError, QueryError."""
-        if route.kind is not None:
+        if route.kind is not None and not LOOKED_AT.isdisjoint(headers):
             judge_headers(headers, route.kind, names_resources=route.names_resources)
         raw = scope["query_string"]
         query = _read_query(raw, route.query) if (raw and route.kind) or route.query.model_fields else NO_QUERY
