@@ -1,7 +1,7 @@
 """The application: what answers which path, FastAPI for pages and OpenAPI, and every error in one form."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -33,7 +33,7 @@ from fencepost.server.http.leases import LEASES
 from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.problems import http_problem, problem_routes
 from fencepost.server.http.queued import WRITES
-from fencepost.server.http.routes import Route, SystemRoutes, needed, router_of
+from fencepost.server.http.routes import SystemRoutes, needed, router_of
 from fencepost.server.http.system import FENCES, ShownHealth, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
@@ -58,8 +58,7 @@ def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Ca
     app.include_router(router_of(routes))
     app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
-    system = SystemRoutes(gateway, 0, BodiesInHand(0))
-    return edge(app, paths=Paths(map(system.entry, routes), {}))
+    return edge(app, paths=Paths(map(SystemRoutes(gateway, 0, BodiesInHand(0)).entry, routes), {}))
 
 
 def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
@@ -132,7 +131,10 @@ class Application(FastAPI):
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         service = health_routes(parts.health, figures=parts.admin is None, details=details)
         routes = (*SYSTEM, *service)
-        self._add_routes(parts, routes)
+        docs = docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes)
+        for router in (router_of(routes), docs, problem_routes()):
+            # `include_router` would build each route again at the first request, and ask its router each time.
+            self.router.routes.extend(router.routes)
         needs = needed(routes)
         self._needs = needs if parts.authenticator else None
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
@@ -150,19 +152,6 @@ class Application(FastAPI):
             app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))
             self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
-
-    def _add_routes(self, parts: Parts, routes: Sequence[Route]) -> None:
-        """Add all routes but those of data and batches.
-
-        They become routes of this application. `include_router` would build each again at the first request, and
-        find it by way of its router with each.
-        """
-        for router in (
-            router_of(routes),
-            docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
-            problem_routes(),
-        ):
-            self.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)

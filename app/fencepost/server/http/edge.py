@@ -475,13 +475,10 @@ class Paths:
 
     def __init__(self, routes: Iterable[tuple[str, str, Answering]], raw: Mapping[bytes, Answering]) -> None:
         self._raw = tuple(raw.items())
-        self._plain: dict[tuple[str, str], Answering] = {}
         self._by_method: dict[str, list[tuple[re.Pattern[str], Answering]]] = {}
         for route_method, path, answering in routes:
             for method in READS if route_method == "GET" else (route_method,):
                 self._by_method.setdefault(method, []).append((compile_path(path)[0], answering))
-                if "{" not in path:
-                    self._plain[method, path] = answering
 
     def find(self, scope: Scope) -> Answering | None:
         """Find it. None: FastAPI, with pages, OpenAPI and the refusals of what is no route."""
@@ -489,11 +486,8 @@ class Paths:
         for known, answering in self._raw:
             if raw == known or (known.endswith(b"/") and raw.startswith(known)):
                 return answering
-        method, path = scope["method"], scope["path"]
-        if (plain := self._plain.get((method, path))) is not None:
-            return plain
-        for pattern, answering in self._by_method.get(method, ()):
-            if (found := pattern.match(path)) is not None:
+        for pattern, answering in self._by_method.get(scope["method"], ()):
+            if (found := pattern.match(scope["path"])) is not None:
                 scope["path_params"] = found.groupdict()
                 return answering
         return None
@@ -516,8 +510,7 @@ class Edge:
         paths: Paths | None = None,
     ) -> None:
         self._app, self._sites, self._admission, self._emit = app, sites, admission, emit
-        self._done = done
-        self._access_log = access_log
+        self._done, self._access_log = done, access_log
         self._find: Callable[[Scope], Answering | None] = paths.find if paths else lambda _scope: app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
