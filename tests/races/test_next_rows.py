@@ -13,7 +13,7 @@ from tests.support.racing import NEW, Race
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
+from fencepost.server.fence.problem_types import BAD_REQUEST, DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway import attempt, next_rows
 from fencepost.server.gateway.gateway import Gateway
@@ -177,9 +177,29 @@ async def test_a_repeated_request_finds_its_row_again(race: Race) -> None:
             lease = await taking
             again = await one(second, "s" * 32)
             assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
+            for_another = LockRequest((), "s" * 32, "another", MINUTE)
+            mixed_up = await take_next(first, for_another, Next("orders", NEW), asyncio.Future())
+            assert isinstance(mixed_up, Problem)
+            assert mixed_up.type is BAD_REQUEST
             twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
             assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
             assert await taken(first) == [("orders/b", 1)]
+
+
+@pytest.mark.parametrize(("late", "left_ms"), [(5, MINUTE - 5000), (7, MINUTE)])  # by then the lease begins anew
+async def test_a_lease_is_trusted_for_no_longer_than_it_lives(race: Race, late: float, left_ms: int) -> None:
+    """What passes between grant and answer is no time that the request waited before the grant."""
+    await rows(race, "a")
+    clock = ManualClock()
+    async with open_gateway(race.dsn, times=Times(clock=clock)) as gateway:
+        with holding() as held:
+            taking = asyncio.create_task(take(gateway, wait_ms=MINUTE))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            await clock.advance(late)
+            held.go.set()
+            answer = await asyncio.wait_for(taking, PATIENCE)
+        assert isinstance(answer, list), answer
+        assert (answer[0].granted.waited_ms, answer[0].granted.lease.remaining_ms) == (0, left_ms)
 
 
 async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race) -> None:
