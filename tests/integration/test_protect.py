@@ -992,9 +992,9 @@ async def test_those_that_wait_are_told_of_rows_and_nobody_else_is(jobs_db: Conn
     watch = "SELECT fencepost.watch('jobs'::regclass, 'b7e23ec2-9af0-4a44-91b0-0c7b7d1b3b7f')"
     for statement, told in (
         (f"{watch.replace('jobs', 'few')}; UPDATE jobs SET v = 'b'", False),
-        (f"{watch}; INSERT INTO jobs VALUES (2, 'a')", True),
+        (f"{watch}; INSERT INTO jobs VALUES (2, 'a'), (11, 'a')", True),
         ("UPDATE few SET v = 'b'", True),
-        ("INSERT INTO more VALUES (11, 'a')", True),
+        ("UPDATE more SET v = 'b'", True),
         ("SET ROLE pg_write_all_data; INSERT INTO jobs VALUES (3, 'a'); RESET ROLE", True),
         ("SET fencepost.taking = on; UPDATE jobs SET v = 'c'; SET fencepost.taking = off", False),
         ("UPDATE fencepost.watched SET until = clock_timestamp(); UPDATE jobs SET v = 'd'", False),

@@ -13,7 +13,7 @@ from tests.support.racing import NEW, Race
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
+from fencepost.server.fence.problem_types import BAD_REQUEST, DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway import attempt, next_rows
 from fencepost.server.gateway.gateway import Gateway
@@ -177,9 +177,29 @@ async def test_a_repeated_request_finds_its_row_again(race: Race) -> None:
             lease = await taking
             again = await one(second, "s" * 32)
             assert (again.id, again.tokens, again.attempt) == (lease.id, lease.tokens, 1)
+            for_another = LockRequest((), "s" * 32, "another", MINUTE)
+            mixed_up = await take_next(first, for_another, Next("orders", NEW), asyncio.Future())
+            assert isinstance(mixed_up, Problem)
+            assert mixed_up.type is BAD_REQUEST
             twice = await asyncio.gather(take(second, "s" * 32), take(second, "s" * 32))
             assert sorted(isinstance(each, Problem) for each in twice) in ([False, False], [False, True])
             assert await taken(first) == [("orders/b", 1)]
+
+
+@pytest.mark.parametrize(("late", "left_ms"), [(5, MINUTE - 5000), (7, MINUTE)])  # by then the lease begins anew
+async def test_a_lease_is_trusted_for_no_longer_than_it_lives(race: Race, late: float, left_ms: int) -> None:
+    """What passes between grant and answer is no time that the request waited before the grant."""
+    await rows(race, "a")
+    clock = ManualClock()
+    async with open_gateway(race.dsn, times=Times(clock=clock)) as gateway:
+        with holding() as held:
+            taking = asyncio.create_task(take(gateway, wait_ms=MINUTE))
+            await asyncio.wait_for(held.reached.wait(), PATIENCE)
+            await clock.advance(late)
+            held.go.set()
+            answer = await asyncio.wait_for(taking, PATIENCE)
+        assert isinstance(answer, list), answer
+        assert (answer[0].granted.waited_ms, answer[0].granted.lease.remaining_ms) == (0, left_ms)
 
 
 async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race) -> None:
@@ -225,6 +245,16 @@ async def test_a_row_that_is_still_asked_for_when_it_is_put_aside_is_counted_ane
         await expire(race, await one(gateway))
         assert await taken(gateway) == [], "it is put aside once a look"
         assert await taken(gateway) == [("orders/a", 1)]
+
+
+async def test_a_row_that_cannot_be_put_aside_is_named(race: Race) -> None:
+    await rows(race, "a")
+    await protect(race.observer, "orders", work=True, max_attempts=1, on_exhausted={"n": "many"})
+    async with open_gateway(race.dsn) as gateway:
+        await expire(race, await one(gateway))
+        refused = await take(gateway)
+        assert isinstance(refused, Problem)
+        assert refused.detail.startswith("orders/a was taken too often, and could not be put aside: ")
 
 
 async def test_who_waits_is_told_of_a_row_by_a_statement(race: Race) -> None:

@@ -1,5 +1,6 @@
 """The outermost layers: an answer whatever happens, and once; connections that are too slow end."""
 
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import astuple
@@ -7,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.edge import Edge, read_sites
 from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, ConnectionBounds, Guard
+from fencepost.server.serve import create_app
 from fencepost.server.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
 from fencepost.server.serving.server import listen
 from fencepost.server.settings import Settings
@@ -32,9 +35,8 @@ def scope(method: str = "GET", path: str = "/v1/data/orders", headers: Any = ())
     }
 
 
-async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
+async def ask(app: ASGIApp, given: Scope) -> list[Message]:
     sent: list[Message] = []
-    done: Done = []
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -42,6 +44,15 @@ async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
+    try:
+        await app(given, receive, send)
+    except RuntimeError:
+        sent.append({"type": "raised"})
+    return sent
+
+
+async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
+    done: Done = []
     edge = Edge(
         app,
         done=lambda *answered: done.append(answered[:3]),
@@ -49,11 +60,7 @@ async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
         sites=read_sites("127.0.0.1", "", ""),
         emit=lambda _: None,
     )
-    try:
-        await edge(given, receive, send)
-    except RuntimeError:
-        sent.append({"type": "raised"})
-    return sent, done
+    return await ask(edge, given), done
 
 
 def answering(status: int) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -90,6 +97,20 @@ async def test_head_reaches_the_application_as_get_and_is_counted_as_head() -> N
 
     _, done = await run(app, scope("HEAD"))
     assert (seen, done) == (["GET"], [("HEAD", "/v1/data", 200)])
+
+
+async def test_a_system_route_is_answered_without_fastapis_router_and_middleware() -> None:
+    """They cost more than a claim. The requests have two headers that disagree, for which no gateway is needed."""
+    app = create_app(Settings.model_validate({"database_url": "postgresql://unused"}))
+    app.middleware_stack = answering(204)
+    declared = [each for each in app.routes if isinstance(each, APIRoute) and each.include_in_schema]
+    asked = [(method, re.sub("{.*?}", "x", each.path)) for each in declared for method in each.methods or ()]
+    asked += [("HEAD", path) for method, path in asked if method == "GET"]
+    for method, path in asked:
+        sent = await ask(app, scope(method, path, [(b"content-type", b"a/b"), (b"content-type", b"a/c")]))
+        assert sent[0]["status"] == 400, (method, path)
+    assert (await ask(app, scope("GET", "/docs")))[0]["status"] == 204
+    assert len(asked) > 20
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from fencepost.server.gateway.outcomes import Done, Doubt
 from fencepost.server.gateway.plan import not_with_queue, require_protected
 from fencepost.server.gateway.refusals import RETRY_AFTER, unavailable, with_blocker
 from fencepost.server.gateway.takers import Found, LineForRows, Sought, TakenRow, Taker, first_of
-from fencepost.server.gateway.use_cases import until_certain
+from fencepost.server.gateway.use_cases import problem_of, until_certain
 from fencepost.server.locks.builtin import OVERTAKEN
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.observe.events import LeaseAsked, QueueFailed, RowPutAside
@@ -43,7 +43,7 @@ from fencepost.server.postgres import leases as statements
 from fencepost.server.postgres import next_rows, reading
 from fencepost.server.postgres.connection import RowWrite, Session, Statement
 from fencepost.server.postgres.database import as_caller, in_transaction, run_write, users_code
-from fencepost.server.postgres.errors import StorageError, UnavailableError
+from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.leases import Granted, LockRequest, Mismatch, Withdrawn
 from fencepost.server.postgres.next_rows import Look, NextRow
 from fencepost.server.postgres.query import Filter, OrderTerm, Query
@@ -65,6 +65,9 @@ class Next:
 
 # One look: a transaction, in which rows are found, granted and claimed.
 
+UNFIT: Final = frozenset({"22", "23"})
+"""Classes of SQLSTATEs of a value that a column cannot have."""
+_ON_EXHAUSTED: Final = "`protect --on-exhausted` says how rows are put aside."
 ROUNDS: Final = 10
 """How often one look passes by what was busy, or put aside, and looks for the next rows."""
 
@@ -165,7 +168,8 @@ class _Looking:
         """Find, grant and claim; again where a younger token got ahead. Raises Overtaken, too, and RefusedClaim."""
 
         async def once(session: Session) -> Found:
-            transaction = _Transaction(session, self.gateway, self.line.question, table, looking)
+            began = self.gateway.times.clock.monotonic()
+            transaction = _Transaction(session, self.gateway, self.line.question, table, looking, began)
             return await in_transaction(session, transaction.run)
 
         for _ in range(OVERTAKEN - 1):
@@ -213,6 +217,8 @@ class _Transaction:
     question: Sought
     table: ProtectedTable
     looking: Sequence[Taker]
+    began: float
+    """When the look began: no grant is earlier."""
 
     async def run(self) -> Found:
         served = Found([[] for _ in self.looking])
@@ -251,11 +257,14 @@ class _Transaction:
                 served.problems[number] = _under_way()
             elif has.withdrawn:
                 served.problems[number] = leases.withdrawn()
-            elif has.names is not None and has.attempt is None:
-                served.problems[number] = leases.mismatch()
-            elif has.names is not None:
+            elif has.names is not None and has.attempt is not None and self._is_of_table(has.names[0]):
                 again[NextRow(has.names[0], 0)] = number
+            elif has.names is not None:
+                served.problems[number] = leases.mismatch()
         await self._grant(again, served, repeated=True)
+
+    def _is_of_table(self, name: str) -> bool:
+        return parse_resource(name).table == self.table.fence.prefix
 
     async def _grant(self, rows: Mapping[NextRow, int], served: Found, *, repeated: bool = False) -> None:
         """Acquire the locks of rows, each for one of those who look, and claim the rows."""
@@ -276,11 +285,14 @@ class _Transaction:
             if isinstance(outcome, Withdrawn):
                 served.problems[number] = leases.withdrawn()
             elif isinstance(outcome, Mismatch):
-                served.problems[number] = _under_way()
+                served.problems[number] = leases.mismatch() if repeated else _under_way()
             elif isinstance(outcome, Granted):
                 if repeated and outcome.verdict == "granted":
                     raise Overtaken  # it was over just now: the row may be no longer what was asked for
-                granted.append((number, wanted, outcome))
+                if wanted.owner_given and outcome.lease.owner != wanted.owner:
+                    served.problems[number] = leases.mismatch()  # two who use one secret are not one who asks twice
+                else:
+                    granted.append((number, wanted, outcome))
         if self.table.fence.max_attempts is not None and not repeated:
             granted = await self._put_aside(granted, self.table.fence.max_attempts, served)
         claimed = await self._claim(granted, repeated=repeated)
@@ -293,7 +305,9 @@ class _Transaction:
                 read_then = read
             late_ms = math.ceil((self._now() - read_then) * 1000)
             lease = replace(lease, remaining_ms=max(lease.remaining_ms - late_ms, 0))
-            served.rows[number].append(TakenRow(wanted, replace(outcome, lease=lease, claims=[claim])))
+            waited_ms = int((self.began - self.looking[number].arrived) * 1000)
+            made = replace(outcome, lease=lease, claims=[claim], waited_ms=waited_ms)
+            served.rows[number].append(TakenRow(wanted, made))
 
     async def _put_aside(
         self, granted: Sequence[tuple[int, LockRequest, Granted]], most: int, served: Found
@@ -308,10 +322,17 @@ class _Transaction:
             if attempt is None or token is None or attempt <= most:
                 left.append(each)
                 continue
-            async with self._as_caller():
-                done = await put_aside(self.session, self.table, RowWrite(parse_resource(wanted.names[0]).key, token))
+            write = RowWrite(parse_resource(wanted.names[0]).key, token)
+            try:
+                async with self._as_caller():
+                    done = await put_aside(self.session, self.table, write)
+            except RefusedError as error:
+                if error.sqlstate[:2] not in UNFIT:
+                    raise
+                done = problem_of(error, self.table)[0]
             if isinstance(done, Problem):
-                raise leases.RefusedClaim(replace(done, detail=f"{wanted.names[0]} is to be put aside: {done.detail}"))
+                why = f"{wanted.names[0]} was taken too often, and could not be put aside: {done.detail}"
+                raise leases.RefusedClaim(replace(done, detail=why, hint=_ON_EXHAUSTED))
             await statements.put_aside(self.session, outcome.lease.lease_id)
             served.aside.append((wanted.names[0], attempt - 1))
         return left
@@ -411,10 +432,10 @@ async def _in_time(
     arrived = asyncio.get_running_loop().time()
     if gateway.caller.ends is not None:
         wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
-    deadline = gateway.times.clock.monotonic() + wanted.wait_ms / 1000
+    began = gateway.times.clock.monotonic()
 
     async def once_more() -> tuple[list[TakenRow] | Problem, Sequence[Doubt]]:
-        work = _take(gateway, wanted, asked, deadline, gone, may_ask_again)
+        work = _take(gateway, wanted, asked, began, gone, may_ask_again)
         return await leases.tried(gateway, wanted, [asked.table], work)
 
     outcome, doubts = await once_more()
@@ -425,7 +446,7 @@ async def _take(
     gateway: Gateway,
     wanted: LockRequest,
     asked: Next,
-    deadline: float,
+    arrived: float,
     gone: "asyncio.Future[None]",
     may_ask_again: Callable[[], bool],
 ) -> list[TakenRow] | Problem:
@@ -438,19 +459,16 @@ async def _take(
     if isinstance(writes, Problem):
         return writes
     question = Sought(asked.table, asked.where, asked.order, writes, _asking(gateway.caller))
-    arrived = gateway.times.clock.monotonic()
-    taker = Taker(replace(wanted, writes=writes), asked.limit, deadline, asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[list[TakenRow] | Problem] = asyncio.get_running_loop().create_future()
+    taker = Taker(replace(wanted, writes=writes), asked.limit, arrived, arrived + wanted.wait_ms / 1000, answer)
     try:
         await _stand_in_line(gateway.of(question.caller), question, taker, gone)
     finally:
         taker.is_kept = wanted.chosen and may_ask_again()
-    if taker.answer.cancelled():
+    if answer.cancelled():
         return leases.nothing_held()
-    answer = taker.answer.result()
-    if isinstance(answer, Problem):
-        return answer
-    waited_ms = int((gateway.times.clock.monotonic() - arrived) * 1000) if wanted.wait_ms else 0
-    return [await _finished(gateway, taken, waited_ms) for taken in answer]
+    outcome = answer.result()
+    return outcome if isinstance(outcome, Problem) else [await _sealed(gateway, taken) for taken in outcome]
 
 
 async def _stand_in_line(gateway: Gateway, question: Sought, taker: Taker, gone: "asyncio.Future[None]") -> None:
@@ -476,11 +494,10 @@ def _asking(caller: Caller) -> Caller:
     return Caller(caller.name, role=caller.role, claims=caller.claims, locks=caller.locks)
 
 
-async def _finished(gateway: Gateway, taken: TakenRow, waited_ms: int) -> TakenRow:
-    """Add how long it took, and seals. The name of the row is the one that PostgreSQL gives it: nothing is asked."""
-    granted = replace(taken.granted, waited_ms=waited_ms)
-    if gateway.seals.keys is not None:
-        lease = granted.lease
-        binding = await binding_of(gateway, BUILTIN, lease.names, (), lease.writes, lease.id)
-        granted = replace(granted, lease=leases.sealed(gateway, lease, binding))
-    return replace(taken, granted=granted)
+async def _sealed(gateway: Gateway, taken: TakenRow) -> TakenRow:
+    """Seal the tokens. The name of the row is the one that PostgreSQL gives it, so that nothing is asked."""
+    if gateway.seals.keys is None:
+        return taken
+    lease = taken.granted.lease
+    binding = await binding_of(gateway, BUILTIN, lease.names, (), lease.writes, lease.id)
+    return replace(taken, granted=replace(taken.granted, lease=leases.sealed(gateway, lease, binding)))

@@ -20,6 +20,8 @@ from fencepost.server.times import Times
 
 LOOK_MOST: Final = 64
 """Rows that one look finds at most."""
+LOOKS_IN_A_BEAT: Final = 64
+"""How often all lines of a process look together in one beat, where nothing wakes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class Taker:
 
     wanted: LockRequest
     limit: int
+    arrived: float
     deadline: float
+    """Until when it waits; both on the gateway's clock."""
     answer: "asyncio.Future[list[TakenRow] | Problem]"
     is_kept: bool = False
     """Whether it has gone, and can come back with its secret for what it is granted."""
@@ -95,7 +99,7 @@ class NextRows:
         """Stand in line, in a new one if there is none: `run` looks for those who stand in it, until nobody does."""
         line = self.lines.get(question)
         if line is None:
-            line = self.lines[question] = LineForRows(question, self.times)
+            line = self.lines[question] = LineForRows(question, self)
             task = asyncio.create_task(run(line))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -129,8 +133,8 @@ class NextRows:
 class LineForRows:
     """Those who ask one question."""
 
-    def __init__(self, question: Sought, times: Times) -> None:
-        self.question, self._times = question, times
+    def __init__(self, question: Sought, room: NextRows) -> None:
+        self.question, self._room = question, room
         self.id: UUID = uuid4()
         self.oid = 0
         """The table's; 0: not known yet."""
@@ -156,9 +160,13 @@ class LineForRows:
             self.standing.remove(taker)
 
     async def sleep(self) -> None:
-        """Sleep until woken, for a beat, or until somebody's time is up."""
-        first = min(each.deadline for each in self.standing) - self._times.clock.monotonic()
-        timer = self._times.clock.call_later(max(min(first, self._times.queue.beat_every), 0), self.woken.set)
+        """Sleep until woken, for a beat, or until somebody's time is up. A beat is longer where there are very many
+        lines: together they look so often in one.
+        """
+        times = self._room.times
+        beat = times.queue.beat_every * max(1.0, len(self._room.lines) / LOOKS_IN_A_BEAT)
+        first = min(each.deadline for each in self.standing) - times.clock.monotonic()
+        timer = times.clock.call_later(max(min(first, beat), 0), self.woken.set)
         try:
             await self.woken.wait()
         finally:

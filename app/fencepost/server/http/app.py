@@ -1,7 +1,7 @@
-"""The application: FastAPI around the routes, with every error in one form."""
+"""The application: what answers which path, FastAPI for pages and OpenAPI, and every error in one form."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,13 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fencepost import __version__
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.batch import PATH, BatchRoute
-from fencepost.server.http.bodies import BodiesInHand, CountedBodies
+from fencepost.server.http.bodies import BodiesInHand
 from fencepost.server.http.data import PREFIX, DataRoutes, Running
 from fencepost.server.http.edge import (
     ANSWERED_HEADERS,
     ASKED_HEADERS,
     Admission,
     Edge,
+    Paths,
     RateLimits,
     RequestDone,
     Sites,
@@ -32,7 +33,7 @@ from fencepost.server.http.leases import LEASES
 from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.problems import http_problem, problem_routes
 from fencepost.server.http.queued import WRITES
-from fencepost.server.http.routes import Route, needed, router_of
+from fencepost.server.http.routes import SystemRoutes, needed, router_of
 from fencepost.server.http.system import FENCES, ShownHealth, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
@@ -50,14 +51,14 @@ class Admin:
     sites: Sites
 
 
-def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
+def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Callable[..., Edge]) -> ASGIApp:
     """Give what answers on it."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     routes = health_routes(health, figures=True, details=lambda _scope: True)
-    app.include_router(router_of(routes, gateway, 0))
+    app.include_router(router_of(routes))
     app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
-    return app
+    return edge(app, paths=Paths(map(SystemRoutes(gateway, 0, BodiesInHand(0)).entry, routes), {}))
 
 
 def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
@@ -72,7 +73,7 @@ def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
     return answer
 
 
-# The main port: FastAPI around the routes.
+# The main port. FastAPI makes OpenAPI of the system routes, and is asked for none of them.
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 TAGS: Final = [
@@ -130,38 +131,27 @@ class Application(FastAPI):
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         service = health_routes(parts.health, figures=parts.admin is None, details=details)
         routes = (*SYSTEM, *service)
-        self._add_routes(parts, routes)
+        docs = docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes)
+        for router in (router_of(routes), docs, problem_routes()):
+            # `include_router` would build each route again at the first request, and ask its router each time.
+            self.router.routes.extend(router.routes)
         needs = needed(routes)
         self._needs = needs if parts.authenticator else None
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
         admission = Admission(parts.authenticator, parts.limits, needs) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         bodies = BodiesInHand(parts.max_body_bytes)
-        self.add_middleware(CountedBodies, bodies=bodies)
         self.add_middleware(edge)
-        # What concerns users' tables goes past FastAPI's router and middleware, which cost more than the write.
+        data = DataRoutes(parts.running, parts.max_body_bytes, bodies)
         batch = BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies)
-        others = edge(batch, under=PATH, others=super().__call__)
-        data = edge(DataRoutes(parts.running, parts.max_body_bytes, bodies), under=PREFIX, others=others)
-        self.front = _with_cors(data, parts.sites)
+        system = SystemRoutes(parts.running.of, parts.max_body_bytes, bodies)
+        paths = Paths(map(system.entry, routes), {PREFIX: data, PATH: batch})
+        self.front = _with_cors(edge(super().__call__, paths=paths), parts.sites)
         """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
             app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))
             self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
-
-    def _add_routes(self, parts: Parts, routes: Sequence[Route]) -> None:
-        """Add all routes but those of data and batches.
-
-        They become routes of this application. `include_router` would build each again at the first request, and
-        find it by way of its router with each.
-        """
-        for router in (
-            router_of(routes, parts.running.of, parts.max_body_bytes),
-            docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
-            problem_routes(),
-        ):
-            self.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)

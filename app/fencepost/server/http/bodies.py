@@ -3,21 +3,20 @@
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import orjson
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive
 
 from fencepost.server.fence.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.refusals import unavailable
 from fencepost.server.gateway.write import UNREAD, Body
-from fencepost.server.http.edge import NAMED, caller_of
-from fencepost.server.http.headers import Headers, by_name
-from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.http.headers import Headers
+from fencepost.server.http.problems import RequestError
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.pool import Quota, most_of
 from fencepost.server.postgres.query import Query
@@ -104,28 +103,6 @@ class BodiesInHand:
 def is_large(headers: Headers) -> bool:
     """Whether a request's body counts, or may do so: its length is not announced, or has five digits or more."""
     return b"transfer-encoding" in headers or len(headers.get(b"content-length", b"")) > _DIGITS
-
-
-class CountedBodies:
-    """Counts large bodies of all routes that FastAPI has, within the layer that knows the caller. Those of data and
-    batches count theirs themselves.
-    """
-
-    def __init__(self, app: ASGIApp, *, bodies: BodiesInHand) -> None:
-        self._app, self._bodies = app, bodies
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Have a request answered, or refuse it: there is no room for its body."""
-        if scope["type"] == "http" and is_large(headers := scope.get(NAMED) or by_name(scope["headers"])):
-            return self._counted(headers, scope, receive, send)
-        return self._app(scope, receive, send)
-
-    async def _counted(self, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
-                await self._app(scope, counted, send)
-        except RequestError as error:
-            await problem_response(error.problem)(scope, receive, send)
 
 
 def _too_large(limit: int) -> Problem:

@@ -21,8 +21,9 @@ from limits import RateLimitItem, parse
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import compile_path
+from starlette.types import Message, Receive, Scope, Send
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
 from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, UNKNOWN, Access, Caller
@@ -465,9 +466,36 @@ _REQUEST_ID: Final[ContextVar[str]] = ContextVar(f"{STRUCTLOG_KEY_PREFIX}request
 """What structlog's `merge_contextvars` adds to the lines of a request. Its `bind_contextvars` takes longer."""
 
 
+class Paths:
+    """Says what answers a request that does not go to FastAPI: its router and middleware cost as much as a write.
+
+    `raw`: by a path as it came, undecoded; one that ends with a slash stands for those below it. `routes`: by method
+    and decoded path, whose parts are put into the scope; it is matched as Starlette does. HEAD is as GET.
+    """
+
+    def __init__(self, routes: Iterable[tuple[str, str, Answering]], raw: Mapping[bytes, Answering]) -> None:
+        self._raw = tuple(raw.items())
+        self._by_method: dict[str, list[tuple[re.Pattern[str], Answering]]] = {}
+        for route_method, path, answering in routes:
+            for method in READS if route_method == "GET" else (route_method,):
+                self._by_method.setdefault(method, []).append((compile_path(path)[0], answering))
+
+    def find(self, scope: Scope) -> Answering | None:
+        """Find it. None: FastAPI, with pages, OpenAPI and the refusals of what is no route."""
+        raw: bytes = scope["raw_path"]
+        for known, answering in self._raw:
+            if raw == known or (known.endswith(b"/") and raw.startswith(known)):
+                return answering
+        for pattern, answering in self._by_method.get(scope["method"], ()):
+            if (found := pattern.match(scope["path"])) is not None:
+                scope["path_params"] = found.groupdict()
+                return answering
+        return None
+
+
 class Edge:
-    """Wraps an application; with `under`, that of this path, or of those below it if it ends with a slash: `others`
-    answers the rest.
+    """Wraps an application; with `paths`, what these have for a request instead: where they have nothing, the
+    application answers, which has an edge of its own.
     """
 
     def __init__(
@@ -479,22 +507,16 @@ class Edge:
         sites: Sites,
         emit: Emit,
         admission: Admission | None = None,
-        under: bytes = b"",
-        others: ASGIApp | None = None,
+        paths: Paths | None = None,
     ) -> None:
         self._app, self._sites, self._admission, self._emit = app, sites, admission, emit
-        self._done = done
-        self._access_log = access_log
-        self._under, self._below, self._others = under, under.endswith(b"/"), others
+        self._done, self._access_log = done, access_log
+        self._find: Callable[[Scope], Answering | None] = paths.find if paths else lambda _scope: app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; lifespan passes through."""
-        if self._others is not None:
-            path = scope.get("raw_path", b"")
-            if path != self._under and not (self._below and path.startswith(self._under)):
-                await self._others(scope, receive, send)
-                return
-        if scope["type"] != "http":
+        app = self._find(scope) if scope["type"] == "http" else None
+        if app is None:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
@@ -511,7 +533,8 @@ class Edge:
             await send(message)
 
         try:
-            app = self._app if refusal is None else await self._unless_refused(scope, refusal)
+            if refusal is not None:
+                app = await self._refused(scope, refusal) or app
             scope[ASKS] = caller_of(scope)
             # HEAD is answered as GET everywhere; the server, which still knows, sends no body.
             inner: Scope = {**scope, "method": "GET", HEAD: True} if scope["method"] == "HEAD" else scope
@@ -519,7 +542,7 @@ class Edge:
             if answer is not None:
                 # The connection's own `send`, and nothing between that would add to the answer: it goes in one step.
                 send_whole = getattr(getattr(send, "__self__", None), "send_whole", None)
-                if send_whole is None:
+                if send_whole is None or isinstance(answer, StreamingResponse):
                     await answer(inner, receive, send_with_id)
                 else:
                     status = answer.status_code
@@ -563,11 +586,11 @@ class Edge:
             return bytes(request_id), self._admission.admit(scope, credentials)
         return bytes(request_id), refusal
 
-    async def _unless_refused(self, scope: Scope, refusal: Problem | Unverified) -> Answering:
-        """Give the application when the credential turns out to be good; else what answers with the problem."""
+    async def _refused(self, scope: Scope, refusal: Problem | Unverified) -> Response | None:
+        """Give the answer with the problem; None: the credential turned out to be good."""
         problem = await refusal.verify() if isinstance(refusal, Unverified) else refusal
         if problem is None:
-            return self._app
+            return None
         address = address_of(scope)
         self._emit(RequestTurnedAway(address, problem.name, problem.detail))
         if problem.type.of_caller:

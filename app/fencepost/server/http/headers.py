@@ -429,13 +429,14 @@ def _schema(header: str, value: bytes | None) -> str:
 # refused by name.
 
 
-def read_headers(raw: RawHeaders, route: Route | None, *, names_resources: bool) -> Headers:
-    """Read the headers of a request to a system route, and refuse what they ask for and its kind does not do; None:
-    nothing is refused. `names_resources`: it takes names of resources, to which a profile would have to be applied.
+LOOKED_AT: Final = JUDGED | PROFILES | {b"prefer", TOKEN_HEADER, KEY_HEADER}
+"""The names that `judge_headers` looks for."""
+
+
+def judge_headers(headers: Headers, route: Route, *, names_resources: bool) -> None:
+    """Refuse what the headers of a request to a system route ask for and its kind does not do. `names_resources`: the
+    route takes names of resources, to which a profile would have to be applied.
     """
-    headers = by_name(raw)
-    if route is None:
-        return headers
     if not JUDGED.isdisjoint(headers):
         refuse_headers(headers, writing=route not in READS)
     read_preferences(headers.get(b"prefer"), route)
@@ -443,7 +444,6 @@ def read_headers(raw: RawHeaders, route: Route | None, *, names_resources: bool)
         _refuse_token_and_key(headers)
     if names_resources:
         refuse_profile(headers)
-    return headers
 
 
 def _refuse_token_and_key(headers: Headers) -> None:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any, Final, Generic, Literal, NoReturn, TypeVar, cast
 
 from fastapi import APIRouter
@@ -14,15 +14,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Receive, Scope, Send
 
 from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.http.bodies import read_json, read_no_body
-from fencepost.server.http.edge import READS, Needs
-from fencepost.server.http.headers import Headers, read_headers
+from fencepost.server.http.bodies import BodiesInHand, is_large, read_json, read_no_body
+from fencepost.server.http.edge import NAMED, READS, Answering, Needs, caller_of
+from fencepost.server.http.headers import LOOKED_AT, Headers, by_name, judge_headers
 from fencepost.server.http.headers import Route as Kind
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import prefer
@@ -139,30 +138,49 @@ class Route:
     parameters: Sequence[Part] = field(default=())
     """Parts of the path, and headers that `answer` reads by itself, as OpenAPI describes them."""
 
-    @cached_property
-    def prefix(self) -> str:
-        """Give the path up to its first part that varies."""
-        return self.path.partition("{")[0]
+
+class SystemRoutes:
+    """Reads and answers requests to system routes, which their paths lead to past FastAPI (Paths of http/edge.py)."""
+
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, bodies: BodiesInHand) -> None:
+        self._gateway, self._max_body_bytes, self._bodies = gateway, max_body_bytes, bodies
+
+    def entry(self, route: Route) -> tuple[str, str, Answering]:
+        """Give a route's method, its path, and what answers."""
+        return route.method, route.path, partial(self._answer, route)
+
+    async def _answer(self, route: Route, scope: Scope, receive: Receive, _send: Send) -> Response:
+        try:
+            headers: Headers = scope.get(NAMED) or by_name(scope["headers"])
+            asked: Asked[Any, Any] = Asked(scope, self._gateway(scope), headers, NO_QUERY, None, None)
+            if not is_large(headers):
+                return await route.answer(await _read(route, asked, receive, self._max_body_bytes))
+            async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
+                return await route.answer(await _read(route, asked, counted, self._max_body_bytes))
+        except RequestError as error:
+            return problem_response(error.problem)
+        except QueryError as error:
+            return problem_response(bad_request(str(error)))
 
 
-async def read(route: Route, scope: Scope, receive: Receive, gateway: Gateway, limit: int) -> Asked[Any, Any]:
-    """Read a request: headers, query, secret, body, in this order. `limit`: the most bytes of a body. Raises
-    RequestError for what the route does not take.
-    """
-    headers = read_headers(scope["headers"], route.kind, names_resources=route.names_resources)
-    raw = scope["query_string"]
-    query = _read_query(raw, route.query) if (raw and route.kind) or route.query.model_fields else NO_QUERY
-    secret = None if route.secret is None else read_secret(scope["headers"])
-    if route.secret == "must" and secret is None:  # noqa: S105 - no secret
+async def _read(route: Route, asked: Asked[Any, Any], receive: Receive, limit: int) -> Asked[Any, Any]:
+    """Read a request: headers, query, secret, body, in this order. Raises RequestError, QueryError."""
+    headers, raw = asked.headers, asked.scope["query_string"]
+    if route.kind is not None and not LOOKED_AT.isdisjoint(headers):
+        judge_headers(headers, route.kind, names_resources=route.names_resources)
+    if (raw and route.kind) or route.query.model_fields:
+        asked.query = _read_query(raw, route.query)
+    if route.secret is not None:
+        asked.secret = read_secret(asked.scope["headers"])
+    if route.secret == "must" and asked.secret is None:  # noqa: S105 - no secret
         raise RequestError(
             bad_request("X-Lease-Secret: missing; it came with the lease, or was chosen by the client that acquired it")
         )
-    body = None
     if route.body is not None:
-        body = await _read_body(headers, receive, limit, route, gateway)
+        asked.body = await _read_body(route, asked, receive, limit)
     elif route.method != "GET":
         await read_no_body(headers, receive, limit)
-    return Asked(scope, gateway, headers, query, body, secret)
+    return asked
 
 
 def _read_query(raw: bytes, model: type[Taken]) -> Taken:
@@ -189,8 +207,8 @@ _EMPTY: Final = "''"
 """Stands for a name that is empty, where a refusal names it."""
 
 
-async def _read_body(headers: Headers, receive: Receive, limit: int, route: Route, gateway: Gateway) -> Taken:
-    model = cast("type[Taken]", route.body)
+async def _read_body(route: Route, asked: Asked[Any, Any], receive: Receive, limit: int) -> Taken:
+    model, headers = cast("type[Taken]", route.body), asked.headers
     nothing = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
     given: Any = {}
     if not (route.may_lack_body and nothing):
@@ -198,7 +216,7 @@ async def _read_body(headers: Headers, receive: Receive, limit: int, route: Rout
     if not isinstance(given, dict):
         raise RequestError(bad_request("body: a JSON object is expected"))
     try:
-        return model.model_validate(given, context=gateway)
+        return model.model_validate(given, context=asked.gateway)
     except ValidationError as error:
         _refuse("body", error, model)
 
@@ -243,9 +261,9 @@ def needed(routes: Iterable[Route]) -> Callable[[str, str], Needs]:
     exact = dict(_PAGES)
     under: dict[str, Needs] = {"/v1/batch": "write"}
     for route in routes:
-        of = under if route.path.startswith("/v1/") else exact
-        if of.setdefault(route.prefix, route.needs) != route.needs:
-            raise ValueError(f"the routes under {route.prefix} need different things")
+        of, prefix = under if route.path.startswith("/v1/") else exact, route.path.partition("{")[0]
+        if of.setdefault(prefix, route.needs) != route.needs:
+            raise ValueError(f"the routes under {prefix} need different things")
     prefixes = tuple(under.items())
 
     def needs(method: str, path: str) -> Needs:
@@ -293,14 +311,16 @@ _SECRET_PARAMETER: Final[Part] = {
 }
 
 
-def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limit: int) -> APIRouter:
-    """Give routes as FastAPI's, which makes their part of the OpenAPI document. `limit`: the most bytes of a body."""
+def router_of(routes: Iterable[Route]) -> APIRouter:
+    """Give routes as FastAPI's, which makes their part of the OpenAPI document, and of 405 what is allowed. None of
+    them is asked: SystemRoutes answers.
+    """
     router = APIRouter()
     for route in routes:
         status, usual = next(iter(route.answers.items()))
         router.add_api_route(
             route.path,
-            _endpoint(route, gateway, limit),
+            _not_asked,
             methods=[route.method],
             tags=[route.tag],
             summary=route.summary,
@@ -318,19 +338,8 @@ def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limi
     return router
 
 
-def _endpoint(
-    route: Route, gateway: Callable[[Scope], Gateway], limit: int
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        scope = request.scope
-        try:
-            return await route.answer(await read(route, scope, request.receive, gateway(scope), limit))
-        except RequestError as error:
-            return problem_response(error.problem)
-        except QueryError as error:
-            return problem_response(bad_request(str(error)))
-
-    return endpoint
+async def _not_asked() -> NoReturn:
+    raise RuntimeError("SystemRoutes answers the requests of this route")
 
 
 def _taken(route: Route) -> Part:
