@@ -147,7 +147,9 @@ async def test_the_next_row_comes_with_its_lease(api: Api) -> None:
     nothing = await take()
     assert (nothing.status_code, nothing.content) == (204, b"")
     token = {"X-Fence-Token": given["token"]}
-    assert (await api.ask("PATCH", f"data/{given['lock']}", {"n": 8}, headers=token)).status_code == 200
+    assert (await api.ask("DELETE", f"data/{given['lock']}", headers=token)).status_code == 204
+    gone = (await take(secret)).json()
+    assert (gone["lock"], gone["row"], gone["attempt"]) == ("leased/job-1", None, 1)
     for each in (given, *found):
         assert (await api.ask("DELETE", f"leases/{each['lease_id']}", headers=of(each))).status_code == 204
     assert code(await take(secret, limit=2)) == (400, "FP016")

@@ -355,11 +355,7 @@ def grant_body(granted: Granted, secret: str) -> dict[str, object]:
             }
             for claim in granted.claims
         ],
-        **(
-            {}
-            if lease.attempt is None
-            else {"row": orjson.Fragment(granted.claims[0].rows[0]), "attempt": lease.attempt}
-        ),
+        **_next_row(granted),
     }
 
 
