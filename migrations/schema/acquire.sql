@@ -211,7 +211,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
       JOIN fencepost.leases x ON x.lease_id = d.lease_id WHERE p_mark = ANY (d.tokens) AND x.names = ARRAY[p_name]), 0) $$;
 
 -- Whether a lock is held or waited for, and so the row that it is named after is passed by. VOLATILE: it is asked again where a row was changed since the
--- statement began, and then sees who has taken it. Everybody may ask: it runs as the caller whose rows they are.
+-- statement began, and then sees who has taken it.
 CREATE FUNCTION fencepost.is_taken(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN

@@ -57,6 +57,13 @@ BEGIN
   RETURN QUERY SELECT * FROM fencepost.mark_record(p_resource);
 END $$;
 
+CREATE FUNCTION fencepost.gateway_is_taken(p_name text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.require_gateway('fencepost.is_taken(text)');
+  RETURN fencepost.is_taken(p_name);
+END $$;
+
 CREATE FUNCTION fencepost.gateway_floor_of(tab text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

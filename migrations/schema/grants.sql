@@ -27,7 +27,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.secret_lock, fencepost.is_withdrawn, fencepost.withdraw,
   -- acquire.sql
   fencepost.acquire, fencepost.acquire_each, fencepost.extend, fencepost.release, fencepost.release_each, fencepost.begin_now,
-  fencepost.attempts_of, fencepost.taken_by, fencepost.put_aside,
+  fencepost.attempts_of, fencepost.is_taken, fencepost.taken_by, fencepost.put_aside,
   -- next_rows.sql
   fencepost.watch, fencepost.unwatch,
   -- lock_states.sql
@@ -83,8 +83,6 @@ GRANT EXECUTE ON FUNCTION
   fencepost.break_glass, fencepost.record_break_glass, fencepost.mark_behind_glass,
   -- reset.sql
   fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
-  -- acquire.sql
-  fencepost.is_taken,
   -- force_release.sql
   fencepost.force_release,
   -- judging.sql
@@ -108,7 +106,7 @@ GRANT EXECUTE ON FUNCTION
   -- as_gateway.sql
   fencepost.gateway_mark_without_row, fencepost.gateway_mark_record, fencepost.gateway_floor_of,
   fencepost.gateway_raise_mark, fencepost.gateway_meet_ceiling, fencepost.gateway_enter,
-  fencepost.gateway_enter_each, fencepost.gateway_idem_begin, fencepost.gateway_idem_begin_each,
+  fencepost.gateway_enter_each, fencepost.gateway_is_taken, fencepost.gateway_idem_begin, fencepost.gateway_idem_begin_each,
   fencepost.gateway_idem_record, fencepost.gateway_idem_record_each,
   -- versions.sql
   fencepost.compatible_from TO PUBLIC;

@@ -23,7 +23,7 @@ GRANTS = (
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[]),"
     " fencepost.acquire_each(text[], bytea[], text[], integer[], integer[], bigint[], text[]),"
-    " fencepost.taken_by(bytea[]), fencepost.put_aside(bigint),"
+    " fencepost.is_taken(text), fencepost.taken_by(bytea[]), fencepost.put_aside(bigint),"
     " fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),"
     " fencepost.release_each(bigint[], bytea[], uuid),"
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"

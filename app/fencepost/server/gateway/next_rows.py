@@ -203,9 +203,9 @@ def _statement(
     table: ProtectedTable,
     where: tuple[Filter, ...],
     order: tuple[OrderTerm, ...],
-    patterns: tuple[str, ...] | None,
+    caller: Caller,
 ) -> Statement[Look]:
-    return next_rows.next_rows(table, where, order, patterns)
+    return next_rows.next_rows(table, where, order, likes(caller.locks), as_role=caller.role is not None)
 
 
 @dataclass(slots=True)
@@ -224,10 +224,8 @@ class _Transaction:
         served = Found([[] for _ in self.looking])
         await self._find_again(served)
         question, passed_by = self.question, list[str]()
-        patterns = likes(question.caller.locks)
-        statement = self.table.kept(
-            _statement, question.where, question.order, None if patterns is None else tuple(patterns)
-        )
+        asking = replace(question.caller, name="", claims="")  # one statement for all who have its role and patterns
+        statement = self.table.kept(_statement, question.where, question.order, asking)
         for _ in range(ROUNDS):
             if not (wanting := served.wanted(self.looking)):
                 break

@@ -255,7 +255,7 @@ FOR_ALL: Final = frozenset(
         *("altered", "altered_marks", "leave_marks", "partitions_known", "require_no_default"),
         *("held_floor", "held_mark", "highest_below", "is_reset", "reset_mark", "force_release"),
         *("gateway_mark_without_row", "gateway_mark_record", "gateway_floor_of", "gateway_raise_mark"),
-        *("gateway_meet_ceiling", "gateway_enter", "gateway_enter_each", "gateway_idem_begin"),
+        *("gateway_meet_ceiling", "gateway_enter", "gateway_enter_each", "gateway_idem_begin", "gateway_is_taken"),
         *("gateway_idem_begin_each", "gateway_idem_record", "gateway_idem_record_each"),
     }
 )

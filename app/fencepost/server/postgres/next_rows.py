@@ -33,10 +33,15 @@ _PASSED_BY: Final[Parameter[Look]] = Parameter("passed by", "text[]", attrgetter
 
 
 def next_rows(
-    table: ProtectedTable, where: tuple[Filter, ...], order: tuple[OrderTerm, ...], likes: tuple[str, ...] | None
+    table: ProtectedTable,
+    where: tuple[Filter, ...],
+    order: tuple[OrderTerm, ...],
+    likes: list[str] | None,
+    *,
+    as_role: bool,
 ) -> Statement[Look]:
     """Compose it: the first rows that match, in this order, or else in that of the key. `likes`: the patterns, as LIKE
-    has them, of the locks that the caller may take; None: of all.
+    has them, of the locks that the caller may take; None: of all. `as_role`: a caller's role is on when it runs.
 
     A row that another transaction has locked is passed by. So is one whose lock is held: that is asked again where the
     row was changed since the statement began, and by `acquire_each` under the row of the lock. Raises QueryError.
@@ -45,9 +50,9 @@ def next_rows(
     name = row_resource(table, table.fence.prefix)
     terms = [render_filters(table, where, bound), or_outdated(table.name, same_table(table))]
     if likes is not None:
-        terms.append(f"({name}) OPERATOR(pg_catalog.~~) ANY ({bound.add(list(likes), 'text[]')})")
+        terms.append(f"({name}) OPERATOR(pg_catalog.~~) ANY ({bound.add(likes, 'text[]')})")
     terms.append(f"({name}) OPERATOR(pg_catalog.<>) ALL ({_PASSED_BY})")
-    terms.append(f"NOT fencepost.is_taken({name})")
+    terms.append(f"NOT fencepost.{'gateway_is_taken' if as_role else 'is_taken'}({name})")
     by = render_order(table, order, bound) or key_order(table, "r")
     return compiled(
         f"SELECT {name} AS name, r.{MARK} AS mark FROM {table.sql_name} AS r WHERE {' AND '.join(terms)}"
