@@ -1,7 +1,7 @@
 """`python -m benchmarks.work`: how many jobs of a table are taken, and taken and finished, in a second, side by side.
 
-takes: jobs are taken and not finished. Each is "running" from then on, so that no later take has to pass it by: the query
-and procrastinate do this in the take itself, and a trigger of the table does it where Fencepost claims the row.
+takes: jobs are taken and not finished. Each is "running" from then on, so that no later take has to pass it by: the
+query and procrastinate do this in the take itself, and a trigger of the table does it where Fencepost claims the row.
 cycle: each job is taken, set to done, and, with Fencepost, its lease released: three requests by HTTP beside two
 transactions. Every service has a table of ROWS rows of its own, on one PostgreSQL; the first DONE of them are done.
 held: what one take costs while so many rows at the head are held by others, and without the rows that are done.
@@ -11,7 +11,6 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,16 +40,18 @@ FENCEPOST: Final = "fencepost, HTTP"
 QUERY: Final = "SKIP LOCKED query, pgbench"
 PROCRASTINATE: Final = "procrastinate, pgbench"
 LOADS: Final = ("takes", "cycle")
-SCHEMA: Final = BUILD / "procrastinate" / "procrastinate" / "sql" / "schema.sql"
+SCHEMA: Final = BUILD / "procrastinate.sql"
 """`setup` gets it."""
+_PARTS: Final = ("fencepost_us", "postgresql_us", "load_us")
 _WARMUP: Final = 0.5  # seconds
 _TRIED: Final = 300
 _CREATED, _OK, _NO_CONTENT = 201, 200, 204
 _TTL_MS: Final = 600_000
 
 _CREATE: Final = """
-CREATE TABLE {table} (id bigint PRIMARY KEY, status text NOT NULL, priority int NOT NULL, created_at timestamptz NOT NULL,
-  payload text NOT NULL, locked_by text, locked_until timestamptz) WITH (fillfactor = 70);
+CREATE TABLE {table} (id bigint PRIMARY KEY, status text NOT NULL, priority int NOT NULL,
+  created_at timestamptz NOT NULL, payload text NOT NULL, locked_by text, locked_until timestamptz)
+  WITH (fillfactor = 70);
 INSERT INTO {table} SELECT n, CASE WHEN n <= {done} THEN 'done' ELSE 'new' END, n % 4, now() - n * interval '1 s',
   'a job of some bytes' FROM generate_series(1, {rows}) n;
 CREATE INDEX ON {table} (priority DESC, created_at) WHERE status = 'new';
@@ -71,12 +72,13 @@ _TAKE_BY_QUERY: Final = """UPDATE query_jobs SET status = 'running', locked_by =
  locked_until = now() + interval '30 s' WHERE id = (SELECT id FROM query_jobs WHERE status = 'new'
  ORDER BY priority DESC, created_at FOR UPDATE SKIP LOCKED LIMIT 1) RETURNING *"""
 _TAKE_BY_PROCRASTINATE: Final = "SELECT * FROM procrastinate_fetch_job_v2(NULL, 1)"
+_FINISH_QUERY: Final = "UPDATE query_jobs SET status = 'done', locked_by = NULL WHERE id = :id"
+_FINISH_PROCRASTINATE: Final = "SELECT procrastinate_finish_job_v1(:id, 'succeeded', false)"
 _SCRIPTS: Final = {
     (QUERY, "takes"): f"{_TAKE_BY_QUERY};\n",
-    (QUERY, "cycle"): f"{_TAKE_BY_QUERY} \\gset\nUPDATE query_jobs SET status = 'done', locked_by = NULL WHERE id = :id;\n",
+    (QUERY, "cycle"): f"{_TAKE_BY_QUERY} \\gset\n{_FINISH_QUERY};\n",
     (PROCRASTINATE, "takes"): f"{_TAKE_BY_PROCRASTINATE};\n",
-    (PROCRASTINATE, "cycle"): f"{_TAKE_BY_PROCRASTINATE} \\gset\n"
-    "SELECT procrastinate_finish_job_v1(:id, 'succeeded', false);\n",
+    (PROCRASTINATE, "cycle"): f"{_TAKE_BY_PROCRASTINATE} \\gset\n{_FINISH_PROCRASTINATE};\n",
 }
 _NEXT: Final = json.dumps(
     {
@@ -256,7 +258,7 @@ def main(seconds: int, rounds: int, directory: Path, output: Path) -> None:
     spent: dict[tuple[str, str], list[dict[str, float]]] = {cell: [] for cell in cells}
     with make_bench(directory, 0, seconds) as bench:
         asyncio.run(_make(bench.database.url))
-        about = {"machine": describe(bench.bin_dir, bench.directory), "source": source_digest()}
+        about: dict[str, Any] = {"machine": describe(bench.bin_dir, bench.directory), "source": source_digest()}
         about |= {"postgresql": asyncio.run(bench.database.settings()), "rounds": rounds, "seconds": seconds}
         noise = list[float]()
         for number in range(rounds):
@@ -300,7 +302,9 @@ def _report(
 def _table(made: dict[str, Any]) -> str:
     lines = [f"{'median of ' + str(made['rounds']) + ' round(s)':38}{'jobs/s':>9}   µs a job of server, database, load"]
     for cell in made["cells"]:
-        parts = (f"{cell[part]['median']:9.0f}" for part in ("fencepost_us", "postgresql_us", "load_us") if part in cell)
+        parts = (
+            f"{cell[part]['median']:9.0f}" for part in ("fencepost_us", "postgresql_us", "load_us") if part in cell
+        )
         lines.append(f"{cell['service']:30}{cell['load']:8}{cell['rate']['median']:9,.0f} {''.join(parts)}")
     for name, ratio in made["ratios"].items():
         lines.append(f"{name:44}{ratio['median']:6.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
