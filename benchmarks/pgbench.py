@@ -47,23 +47,29 @@ def _script(cell: Cell) -> str:
 
 
 def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, walk: Walk, first_token: int, seconds: int) -> Result:
-    """Run `pgbench -M prepared -j 2`. What it updated only the database knows: rows and tokens come back as 0.
-    A transaction counts as an answer with the status that is expected.
+    """Run a cell. What it updated only the database knows: rows and tokens come back as 0. A transaction counts as an
+    answer with the status that is expected.
     """
-    script, logs = directory / "pgbench.sql", directory / "pgbench-log"
-    script.write_text(
-        _script(cell).format(
-            first_key=walk.first_key,
-            clients=cell.connections,
-            stride=walk.stride,
-            share=walk.rows // cell.connections,
-            first_token=first_token,
-            table=cell.table,
-        )
+    script = _script(cell).format(
+        first_key=walk.first_key,
+        clients=cell.connections,
+        stride=walk.stride,
+        share=walk.rows // cell.connections,
+        first_token=first_token,
+        table=cell.table,
     )
+    result = measure_script(bin_dir, directory, url, script, cell.connections, seconds)
+    result["statuses"] = {str(EXPECTED.get(cell.operation, 200)): result["accepted"]}
+    return result | {"accepted": 0} if cell.operation == "read" else result
+
+
+def measure_script(bin_dir: Path, directory: Path, url: str, text: str, clients: int, seconds: int) -> Result:
+    """Run `pgbench -M prepared -j 2`. `accepted` counts the transactions."""
+    script, logs = directory / "pgbench.sql", directory / "pgbench-log"
+    script.write_text(text)
     output = run(
         [
-            *(bin_dir / "pgbench", "-n", "-M", "prepared", "-c", str(cell.connections), "-j", "2"),
+            *(bin_dir / "pgbench", "-n", "-M", "prepared", "-c", str(clients), "-j", "2"),
             *("-T", str(seconds), "-D", "step=0", "-f", script),
             *("-l", f"--log-prefix={logs}", f"--sampling-rate={_SAMPLED}"),
         ],
@@ -71,13 +77,12 @@ def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, walk: Walk, fi
         variables=_connection(url),
     )
     latencies = _latencies(directory, logs.name)
-    done = int(_number(r"transactions actually processed: (\d+)", output))
     return {
         "rate": _number(r"^tps = ([\d.]+)", output),
         "p50_ms": percentile(latencies, 0.50),
         "p99_ms": percentile(latencies, 0.99),
-        "statuses": {str(EXPECTED.get(cell.operation, 200)): done},
-        "accepted": 0 if cell.operation == "read" else done,
+        "statuses": {},
+        "accepted": int(_number(r"transactions actually processed: (\d+)", output)),
         "rows": 0,
         "token_sum": 0,
         "faults": _failed(int(_number(r"failed transactions: (\d+)", output))),

@@ -20,9 +20,11 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.next_rows import Next, take_next
 from fencepost.server.gateway.takers import TakenRow
 from fencepost.server.ops.protect import protect
+from fencepost.server.postgres import next_rows as statements
 from fencepost.server.postgres.database import AllowedRoles
 from fencepost.server.postgres.leases import LeaseRow, LockRequest
 from fencepost.server.postgres.listen import WRITTEN, Listener
+from fencepost.server.postgres.query import Field, OrderTerm
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -96,6 +98,24 @@ def holding() -> Iterator[Held]:
 async def two_gateways(race: Race, **of: Any) -> AsyncIterator[tuple[Gateway, Gateway]]:
     async with open_gateway(race.dsn, **of) as one, open_gateway(race.dsn, **of) as other:
         yield one, other
+
+
+async def test_a_look_reads_no_row_that_is_done(race: Race) -> None:
+    """With a partial index, however many rows are done, and however often the statement was run before."""
+    await race.observer.execute(
+        "SET session_replication_role = replica; INSERT INTO orders (order_id, status, n, last_fence_token)"
+        " SELECT n, CASE WHEN n % 1000 = 0 THEN 'new' ELSE 'done' END, n % 3, 30 FROM generate_series(1, 10000) n;"
+        "CREATE INDEX to_do ON orders (n DESC, order_id) WHERE status = 'new'; ANALYZE orders"
+    )
+    looked = statements.next_rows(race.table, NEW, (OrderTerm(Field("n"), descending=True),), None)
+    await race.observer.execute(f"PREPARE look AS {looked.sql}")
+    look = "EXECUTE look(3, '{orders/2000}', 'new')"
+    for _ in range(8):  # PostgreSQL chooses a plan for all values after five
+        assert [row["name"] for row in await race.observer.fetch(look)] == ["orders/5000", "orders/8000", "orders/1000"]
+    plan = "\n".join(row[0] for row in await race.observer.fetch(f"EXPLAIN (ANALYZE, TIMING off, COSTS off) {look}"))
+    assert "Index Scan using to_do" in plan, plan
+    removed = [int(line.split(":")[1]) for line in plan.splitlines() if "Rows Removed by Filter" in line]
+    assert sum(removed) <= 1, plan  # the row that is passed by
 
 
 async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> None:
