@@ -492,7 +492,7 @@ OF_KEYS: Final = [
 
 ACQUIRE: Final = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
 RELEASE: Final = "fencepost.release(bigint, bytea, uuid)"
-ACQUIRE_EACH: Final = "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[])"
+ACQUIRE_EACH: Final = "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[], bigint[], text[])"
 OF_BATCH: Final = Line(
     ACQUIRE_EACH, "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED", "WHERE k.name = p_names[i]"
 )  # fmt: skip
