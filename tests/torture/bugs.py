@@ -23,12 +23,13 @@ from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
 from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
-from fencepost.server.gateway import alone, attempt, group_commit, read
+from fencepost.server.gateway import alone, attempt, group_commit, leases, next_rows, read
 from fencepost.server.gateway.attempt import Batched, _Batches
 from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import many, marks
+from fencepost.server.postgres import next_rows as rows_statement
 from fencepost.server.postgres.connection import Connection as BugsConnection
 from fencepost.server.postgres.connection import FencedRow, RowWrite, WriteStatement, compiled
 from fencepost.server.postgres.database_identity import Origin
@@ -205,6 +206,8 @@ CLIENTS: Final = Setting(
 )
 CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500, faults="cut-client", tasks=8)
 CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
+JOBS: Final = Setting("jobs", "jobs", operations=4000)
+JOBS_LATE: Final = Setting("jobs of two gateways", "jobs", operations=6000, faults="delay-database", gateways=2)
 CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
 GENERATIONS: Final = Setting("generations", "register", operations=2000, faults="failover", own_servers=True)
 FAILOVERS: Final = Setting(
@@ -489,7 +492,7 @@ OF_KEYS: Final = [
 
 ACQUIRE: Final = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
 RELEASE: Final = "fencepost.release(bigint, bytea, uuid)"
-ACQUIRE_EACH: Final = "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[])"
+ACQUIRE_EACH: Final = "fencepost.acquire_each(text[], bytea[], text[], integer[], integer[], bigint[], text[])"
 OF_BATCH: Final = Line(
     ACQUIRE_EACH, "WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED", "WHERE k.name = p_names[i]"
 )  # fmt: skip
@@ -531,6 +534,34 @@ OF_LOCKS: Final = [
         Line(ACQUIRE, "x.expires_at > clock_timestamp()\n      ORDER BY k.name",
              "x.expires_at > clock_timestamp() + interval '0.5 s'\n      ORDER BY k.name"),
     )),
+]  # fmt: skip
+
+
+# Bugs of the next row (gateway/next_rows.py, migrations/schema/acquire.sql).
+
+ATTEMPTS_OF: Final = "fencepost.attempts_of(text, bigint)"
+
+
+def _a_take_claims_nothing() -> None:
+    async def broken(session: Any, table: ProtectedTable, writes: Sequence[RowWrite], most_bytes: int) -> Any:
+        return [await leases.reread(session, table, each.key, each.token, "builtin", most_bytes) for each in writes]
+
+    swap(next_rows, "claim_rows", broken)
+
+
+def _the_next_row_is_not_locked() -> None:
+    def broken(text: str, *arguments: Any) -> Any:
+        return compiled(replaced(text, " FOR NO KEY UPDATE OF r SKIP LOCKED", "", "the next rows"), *arguments)
+
+    swap(rows_statement, "compiled", broken)
+
+
+OF_JOBS: Final = [
+    Planted("the take of a row does not claim it", "register", JOBS, gateway=_a_take_claims_nothing),
+    Planted("attempts are counted anew when a worker has written", "mutex", JOBS, (
+        Line(ATTEMPTS_OF, "p_mark = ANY (d.tokens)", "p_mark = d.tokens[1]"),
+    )),
+    Planted("the next row is found and not locked", "once", JOBS_LATE, gateway=_the_next_row_is_not_locked),
 ]  # fmt: skip
 
 
@@ -624,4 +655,13 @@ OF_SERVERS: Final = [
 ]  # fmt: skip
 
 
-PLANTED: list[Planted] = [*OF_MARKS, *OF_STATEMENTS, *OF_ANSWERS, *OF_KEYS, *OF_LOCKS, *OF_CLIENTS, *OF_SERVERS]
+PLANTED: list[Planted] = [
+    *OF_MARKS,
+    *OF_STATEMENTS,
+    *OF_ANSWERS,
+    *OF_KEYS,
+    *OF_LOCKS,
+    *OF_JOBS,
+    *OF_CLIENTS,
+    *OF_SERVERS,
+]

@@ -233,7 +233,7 @@ def test_a_primary_keeps_its_shared_memory_in_the_data_directory_which_is_remove
 FAULTS = "pause-holder,kill-holder,cut-after-commit,cut-before-commit,partition-client,delay-database"
 
 
-OPERATIONS = {"register": 1500, "blocks": 10_000, "mutex": 1500, "idempotent": 1500}
+OPERATIONS = {"register": 1500, "blocks": 10_000, "mutex": 1500, "idempotent": 1500, "jobs": 5000}
 """Of the quick workloads: as many as keep them busy for some seconds. The others do 300."""
 
 
@@ -267,14 +267,17 @@ def test_a_run_finds_nothing(workload: str, database: str, tmp_path: Path) -> No
 
 
 @pytest.mark.long("torture")
-def test_the_control_without_a_fence_loses_what_it_has_acknowledged(database: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workload", "models"), [("unfenced-set", {"set"}), ("jobs-unfenced", {"set", "once"})])
+def test_the_control_without_a_fence_loses_what_it_has_acknowledged(
+    workload: str, models: set[str], database: str, tmp_path: Path
+) -> None:
     """Whether a fault meets a holder that goes on to write is chance: one of some runs loses a member."""
     lost: set[str] = set()
     for seed in range(1, 6):
-        config = replace(bounded(database, tmp_path / f"{seed}", "unfenced-set"), seed=seed)
+        config = replace(bounded(database, tmp_path / f"{seed}", workload), seed=seed)
         if lost := {violation.model for violation in run(config).violations}:
             break
-    assert lost == {"set"}
+    assert lost == models
 
 
 # The lock by itself, on each token source's real server: what it promises, and what no lease can promise.

@@ -29,6 +29,7 @@ from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import choose
 from fencepost.testing.torture.holders import (
     HolderAnswer,
+    HolderDatabase,
     HolderExchange,
     Sender,
     Unknown,
@@ -63,6 +64,17 @@ def test_parts_are_merged_in_the_order_of_time_with_ids_of_their_own(tmp_path: P
         ("b", "ok"),
         ("a", "unknown"),
     ]
+
+
+def test_what_is_recorded_late_is_merged_where_it_began(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "part") as recorder:
+        asked = time.monotonic_ns()
+        recorder.invoke(process="a", op="read", resource="jobs/1").ok(value=None)
+        taken = recorder.invoke(process="b", op="claim", resource="jobs/1", token=3, since=asked)
+        taken.ok(value=None)
+    merge([tmp_path / "part"], tmp_path / "whole", {})
+    events = list(read(tmp_path / "whole"))
+    assert [getattr(event, "process", "ends") for event in events] == ["b", "a", "ends", "ends"]
 
 
 def test_a_run_whose_writes_were_all_refused_has_no_verdict() -> None:
@@ -229,13 +241,42 @@ async def judged(workload: str, directory: Path) -> Verdict:
     return check(read(whole))
 
 
-@pytest.mark.parametrize(("workload", "kind"), [("fenced-set", "sets"), ("idempotent", "ledger")])
+@pytest.mark.parametrize(("workload", "kind"), [("fenced-set", "sets"), ("idempotent", "ledger"), ("jobs", "jobs")])
 async def test_a_set_that_is_gone_as_a_whole_is_lost(workload: str, kind: Kind, tmp_path: Path) -> None:
     resource = Fenced(PREFIX, kind).resource("s0r0")
     with Recorder(tmp_path / "part") as recorder:
         recorder.invoke(process="w0", op="add", resource=resource, value="a").ok()
     verdict = await judged(workload, tmp_path)
     assert [violation.model for violation in verdict.violations] == ["set"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        ([("b-1", "w2", "done"), ("w2", "b-1", "effect")], None),
+        ([("b-1", "w2", "done")], None),
+        ([("b-1", "w1", "new")], "misses 1 that were certainly in the set before: 'b-1'"),
+        ([("b-1", "w2", "done"), ("w3", "b-1", "effect")], "shows 1 twice: 'b-1'"),
+        ([("w2", "b-1", "effect"), ("w3", "b-1", "effect"), ("b-1", "w1", "new")], "shows 1 twice: 'b-1'"),
+    ],
+)
+async def test_a_job_is_done_once(
+    rows: list[tuple[str, str, str]], wrong: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(*_: object) -> list[tuple[str, str, str]]:
+        return rows
+
+    monkeypatch.setattr(HolderDatabase, "fetch", fetch)
+    table = Fenced(PREFIX, "plain_jobs")
+    with Recorder(tmp_path / "part") as recorder:
+        recorder.invoke(process="w1", op="write", resource=table.resource("b-1"), value="w1").ok()
+        recorder.invoke(process="w1", op="add", resource=table.resource("b"), value="b-1").ok()
+        recorder.invoke(process="w2", op="write", resource=table.resource("b-1"), value="w2").unknown("")
+        await read_all([], PREFIX, WORKLOADS["jobs-unfenced"], recorder, written([tmp_path / "part"]), database_url="-")
+    merge([tmp_path / "part"], tmp_path / "whole", {})
+    found = check(read(tmp_path / "whole")).violations
+    assert [each.model for each in found] == ([] if wrong is None else ["set"])
+    assert wrong is None or wrong in found[0].words
 
 
 async def test_a_row_that_is_gone_is_lost(tmp_path: Path) -> None:

@@ -304,10 +304,19 @@ class Recorder(AbstractContextManager["Recorder"]):
         value: str | None = None,
         rule: Rule = "strict",
         key: str | None = None,
+        since: int | None = None,
     ) -> Operation:
-        """Record that an operation begins; call it before the request is sent."""
+        """Record that an operation begins; call it before the request is sent.
+
+        `since` (`time.monotonic_ns`): when it began, where only the answer names the resource. The recording is not in
+        the order of time then: `fencepost torture` puts its parts in order before it reads them.
+        """
         identity = self._identity()
-        self.add(lambda now: Invoke(now, identity, process, op, resource, token=token, value=value, rule=rule, key=key))
+        self.add(
+            lambda now: Invoke(
+                since or now, identity, process, op, resource, token=token, value=value, rule=rule, key=key
+            )
+        )
         return Operation(self, identity)
 
     def fault(self, kind: str, target: str) -> RecordedFault:

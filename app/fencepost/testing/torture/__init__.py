@@ -6,7 +6,7 @@
                    → parts of the history, merged (merging.py), checked (fencepost.testing.checker), drawn (report/)
 
 It knows the gateway by HTTP only. To the database it connects for three things: to make and protect its tables, to end
-leases, and for the control that writes without a fence. It shares no code with the gateway but that of `protect` and
+leases, and for the controls that write without a fence. It shares no code with the gateway but that of `protect` and
 `migrate`, which make its tables.
 """
 

@@ -17,14 +17,21 @@ class RunFailedError(Exception):
     """The harness itself failed: a worker or a server ended that no fault had ended. No verdict can be had."""
 
 
-Kind = Literal["strict", "epoch", "scoped", "blocks", "ledger", "sets", "plain"]
+Kind = Literal["strict", "epoch", "scoped", "blocks", "ledger", "sets", "jobs", "plain", "plain_jobs"]
+
+JOBS: Final[frozenset[Kind]] = frozenset({"jobs", "plain_jobs"})
+"""Tables of jobs: `new` or `done` by their status. A row of the status `effect` beside them has a job's key as its
+value, and as its own key the value that its worker gave the job.
+"""
+OF_BATCH: Final = "-"
+"""Stands in a job's key between the name of the batch with which it was made, and its number there."""
 
 _RULES: Final[dict[Kind, Literal["strict", "epoch"]]] = {"epoch": "epoch"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A table of this run. `kind`: how it is protected; `plain` is not, for the control without fences."""
+    """A table of this run. `kind`: how it is protected; the plain ones are not, for the controls without fences."""
 
     prefix: str
     kind: Kind
@@ -33,6 +40,11 @@ class Fenced:
     def name(self) -> str:
         """Its name, in the schema public."""
         return f"{self.prefix}_{self.kind}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing protects it, and so no gateway serves it."""
+        return self.kind in {"plain", "plain_jobs"}
 
     @property
     def rule(self) -> Literal["strict", "epoch"]:

@@ -61,6 +61,10 @@ class Config:
             raise BadInputError(f"there is no workload {self.workload!r}. Known are: {', '.join(WORKLOADS)}.")
         if self.url is None and self.source not in SOURCES:
             raise BadInputError(f"there is no source {self.source!r} to start. Known are: {', '.join(SOURCES)}.")
+        if self.play.builtin and self.source != BUILTIN:
+            raise BadInputError(
+                f"--source does nothing for the workload {self.workload}: the gateway grants its leases itself."
+            )
         if not 0 < self.minutes < math.inf or (self.operations is not None and self.operations <= 0):
             raise BadInputError("--minutes and --ops must be numbers above 0.")
         if self.url is None and self.database_url is not None and not _leads_by_tcp(self.database_url):

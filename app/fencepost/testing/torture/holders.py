@@ -72,13 +72,14 @@ class HolderExchange:
         self._connection: _Connection | None = None
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: object = None) -> HolderAnswer:
-        """Send one request and return its answer. Raises NotSentError, LostError."""
-        content = b"" if body is None else orjson.dumps(body)
+        """Send one request and return its answer. `body`: bytes are lines of JSON. Raises NotSentError, LostError."""
+        content = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         if self._token is not None:
             lines += f"Authorization: Bearer {self._token()}\r\n"
         if content:
-            lines += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+            kind = "x-ndjson" if isinstance(body, bytes) else "json"
+            lines += f"Content-Type: application/{kind}\r\nContent-Length: {len(content)}\r\n"
         request = f"{method} {path} HTTP/1.1\r\n{lines}".encode() + self._head + b"\r\n" + content
         connection = await self._connected()
         try:
@@ -338,15 +339,14 @@ class HolderDatabase:
         query = f"SELECT value FROM public.{table} WHERE id = $1"
         return str(await self._run(lambda connection: connection.fetchval(query, name)) or "")
 
-    async def stored(self, table: str) -> list[tuple[str, str]]:
-        """Read all rows of it. Raises what asyncpg raises."""
-        query = f"SELECT id, value FROM public.{table} ORDER BY id"
-        return [(row["id"], row["value"]) for row in await self._run(lambda connection: connection.fetch(query))]
-
     async def store(self, table: str, name: str, members: str) -> None:
         """Write it, whatever is there: this is what no fence looks at. Raises what asyncpg raises."""
         statement = f"INSERT INTO public.{table} (id, value) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET value = $2"
         await self._run(lambda connection: connection.execute(statement, name, members))
+
+    async def fetch(self, query: str, *arguments: object) -> list[Any]:
+        """Read, or write without a fence. Raises what asyncpg raises."""
+        return await self._run(lambda connection: connection.fetch(query, *arguments))
 
     async def _run(self, work: "Callable[[Connection], Awaitable[T]]") -> T:
         async with self._slots, asyncio.timeout(_WITHIN):
@@ -395,11 +395,16 @@ class Sender:
         path: str,
         headers: Mapping[str, str],
         body: object = None,
+        *,
+        reasons: bool = True,
     ) -> HolderAnswer | None:
         """Send a request to one of the gateways; returns the answer if the operations happened.
 
         They have no end yet then: the caller knows what it is. If they did not happen, or that is unknown, this is
         recorded, and the result is None. The answer to a GET for a row that is not there counts as one.
+
+        `reasons`: whether the history says why they were refused, so that this is judged, too. Not where marks may have
+        been raised by what the history does not have.
         """
         try:
             exchange = self._choose()
@@ -416,6 +421,8 @@ class Sender:
         if isinstance(found, HolderAnswer):
             self.count("accepted", len(operations))
             return found
+        if isinstance(found, WasRefused) and not reasons:
+            found = WasRefused("other", found.code)
         self._end(operations, found, "refused" if isinstance(found, WasRefused) else "unknown")
         if answer.status == _BUSY:
             await asyncio.sleep(_BACK_OFF)

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import orjson
 
 from fencepost.testing.history import Recorder
 from fencepost.testing.history.events import header_line
-from fencepost.testing.torture.assignment import Fenced
+from fencepost.testing.torture.assignment import JOBS, OF_BATCH, Fenced
 from fencepost.testing.torture.holders import (
     DATABASE_ERRORS,
     HolderAnswer,
@@ -94,12 +95,25 @@ def _write(file: BinaryIO, event: Mapping[str, Any]) -> None:
 
 
 def _events(part: int, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Give the events of a part in the order of time: those that were recorded late (Recorder.invoke, `since`) are few,
+    and kept in memory.
+    """
+    late = sorted((event for event, is_late in _in_file(path) if is_late), key=itemgetter("time"))
+    on_time = (event for event, is_late in _in_file(path) if not is_late)
+    for event in heapq.merge(late, on_time, key=itemgetter("time")):
+        yield event["time"], part, event
+
+
+def _in_file(path: Path) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Give the events of a part as they stand there, and whether one of a later time stands before."""
+    latest = 0
     with path.open("rb") as file:
         file.readline()  # the header
         for line in file:
             if line.endswith(b"\n"):
                 event = orjson.loads(line)
-                yield event["time"], part, event
+                yield event, event["time"] < latest
+                latest = max(latest, event["time"])
 
 
 # What is there after a run: each row and each set is read once more, when no worker runs any longer.
@@ -150,9 +164,12 @@ async def read_all(
             table = Fenced(prefix, kind)
             beginning = table.resource("")
             keys = sorted(each.removeprefix(beginning) for each in named if each.startswith(beginning))
-            if kind == "plain":
+            if kind in JOBS:
+                await _read_jobs(exchanges, database, table, recorder, keys)
+            elif kind == "plain":
                 assert database is not None  # noqa: S101 - for the type: Workload.database says so
-                _record_sets(table, recorder, keys, await _stored(database, table))
+                stored = await _stored(database, table, "id, value")
+                _record_sets(table, recorder, keys, ((name, value.split(",")) for name, value in stored))
             elif kind == workload.sets:
                 _record_sets(table, recorder, keys, await _members(exchanges, table))
             else:
@@ -179,15 +196,42 @@ async def _members(exchanges: list[HolderExchange], table: Fenced) -> Iterable[t
     return [(row["id"], row["value"].split(",")) for row in await _rows(exchanges, table, "id,value")]
 
 
-async def _stored(database: HolderDatabase, table: Fenced) -> Iterable[tuple[str, list[str]]]:
-    """Give the same of a table that the gateway does not serve. PostgreSQL may still be recovering."""
+async def _read_jobs(
+    exchanges: list[HolderExchange],
+    database: HolderDatabase | None,
+    table: Fenced,
+    recorder: Recorder,
+    keys: Iterable[str],
+) -> None:
+    """Read each job as a row; and the jobs of each batch as a set, of those that are done, once for each effect.
+
+    A job that is done has the value of the worker that did it: that is one effect. One more is each row of an effect
+    which another worker left (workloads.py). Marks are not recorded: the history has no claim whose answer was lost.
+    """
+    since = time.monotonic_ns()
+    if table.is_plain:
+        assert database is not None  # noqa: S101 - for the type: Workload.database says so
+        columns = [tuple(row) for row in await _stored(database, table, "id, value, status")]
+    else:
+        columns = [(row["id"], row["value"], row["status"]) for row in await _rows(exchanges, table, "id,value,status")]
+    jobs = {key: (value, status) for key, value, status in columns if status != "effect"}
+    done = {key: value for key, (value, status) in jobs.items() if status == "done"}
+    effects = [(job, worker) for worker, job, status in columns if status == "effect"]
+    found = [*done, *(job for job, worker in effects if done.get(job) != worker)]
+    batches = [key for key in keys if OF_BATCH not in key]
+    _record_sets(table, recorder, batches, ((key.partition(OF_BATCH)[0], [key]) for key in found))
+    for key in dict.fromkeys((*jobs, *(key for key in keys if OF_BATCH in key))):
+        operation = recorder.invoke(process=_READER, op="read", resource=table.resource(key), since=since)
+        operation.ok(value=jobs[key][0] if key in jobs else None)
+
+
+async def _stored(database: HolderDatabase, table: Fenced, columns: str) -> list[Any]:
+    """Read a table that the gateway does not serve. PostgreSQL may still be recovering."""
     for _ in range(_TRIES):
         try:
-            found = await database.stored(table.name)
+            return await database.fetch(f"SELECT {columns} FROM public.{table.name} ORDER BY id")
         except DATABASE_ERRORS:
             await asyncio.sleep(_PAUSE)
-        else:
-            return [(name, value.split(",")) for name, value in found]
     raise TimeoutError(f"PostgreSQL has not answered within {_TRIES * _PAUSE:g} s after the faults were over")
 
 

@@ -562,7 +562,7 @@ def of_the_control(workload: Workload, verdict: Verdict) -> str:
         return (
             "\n\nThis is the control, and has lost nothing: the run is too short or too mild to show what a fence does."
         )
-    return "\n\nThis is the control, which has no fence: to lose members is what it has to show."
+    return "\n\nThis is the control, which has no fence: to lose something, or to do it twice, is what it has to show."
 
 
 def _play(

@@ -27,7 +27,7 @@ from fencepost.testing.servers.lock_services import LOCK_SERVICES, MissingServer
 from fencepost.testing.servers.postgres import Connection, Standby, make_synchronous
 from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server, ServerError
-from fencepost.testing.torture.assignment import BUILTIN, BadInputError, Fenced, RunFailedError
+from fencepost.testing.torture.assignment import BUILTIN, JOBS, BadInputError, Fenced, RunFailedError
 from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import ADVISORY, KINDS, Need, choose, spared
 from fencepost.testing.torture.holders import run_token
@@ -98,6 +98,8 @@ def start_lock_service(source: str, name: str, directory: Path, stack: ExitStack
 
 _WITHIN: Final = 30.0  # seconds
 _ROWS: Final = "id text PRIMARY KEY, value text NOT NULL"
+_JOBS: Final = f"{_ROWS}, status text NOT NULL DEFAULT 'new', locked_until timestamptz"
+"""`locked_until` is of the control, whose workers lock their jobs by hand."""
 _ENTRIES: Final = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account text NOT NULL, value text NOT NULL"
 
 
@@ -117,12 +119,17 @@ async def make(database_url: str, tables: Sequence[Fenced], source: str) -> None
 
 
 async def _make(connection: Connection, table: Fenced, source: str) -> None:
-    await connection.execute(f"CREATE TABLE public.{table.name} ({_ENTRIES if table.kind == 'ledger' else _ROWS})")
-    if table.kind == "plain":
+    columns = _JOBS if table.kind in JOBS else _ENTRIES if table.kind == "ledger" else _ROWS
+    await connection.execute(f"CREATE TABLE public.{table.name} ({columns})")
+    if table.kind in JOBS:
+        await connection.execute(f"CREATE INDEX ON public.{table.name} (id) WHERE status = 'new'")
+    if table.is_plain:
         return
     scope = f"{table.prefix}_scope/{{id}}" if table.kind == "scoped" else None
     try:
-        await protect(connection, f"public.{table.name}", rule=table.rule, source=source, scope=scope)
+        await protect(
+            connection, f"public.{table.name}", rule=table.rule, source=source, scope=scope, work=table.kind in JOBS
+        )
     except BaseException:
         await connection.execute(f"DROP TABLE public.{table.name}")
         raise
@@ -149,7 +156,7 @@ async def _drop_each(connection: Connection, tables: Sequence[Fenced]) -> None:
         name = f"public.{table.name}"
         if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", name):
             continue
-        if table.kind != "plain":
+        if not table.is_plain:
             await unprotect(connection, name)
         await connection.execute(f"DROP TABLE {name}")
 
@@ -241,7 +248,7 @@ def require_served(url: str, made: list[Fenced]) -> None:
     """Raise BadInputError unless the gateway has these tables: else --database-url is not its database."""
     parts = urlsplit(url)
     for table in made:
-        if table.kind == "plain":
+        if table.is_plain:
             continue
         path = f"/v1/data/{table.name}?limit=1"
         status, body = ask(parts.hostname or "", parts.port or 80, path, headers=_headers())

@@ -37,6 +37,7 @@ async def _play(workload: Workload, actor: Actor, database: HolderDatabase | Non
     try:
         while not stop.is_set():
             await player.turn()
+        await player.finish()
     finally:
         actor.close()
 

@@ -2,15 +2,19 @@
 
 import asyncio
 import contextlib
+import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 import fencepost
-from fencepost.testing.history import Op
-from fencepost.testing.torture.assignment import BUILTIN, Fenced, Kind
+from fencepost.testing.history import Op, Operation
+from fencepost.testing.torture.assignment import BUILTIN, OF_BATCH, Fenced, Kind
 from fencepost.testing.torture.holders import (
     DATABASE_ERRORS,
     Actor,
@@ -35,6 +39,10 @@ class Player(ABC):
     async def turn(self) -> None:
         """Do a few operations: a holder's work under one grant, or a look from outside."""
 
+    async def finish(self) -> None:
+        """Do what the run has to have done in the end, when the faults are over."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -46,7 +54,7 @@ class Workload:
     that would be their own fault. slept: the share of turns in which a holder sleeps until its lease is over. trusts:
     whether holders stop when their lease is over, and are alone until then: faults that end leases early would break
     that by themselves. shares: whether its holders share keys or locks, as many as --resources says. loses: whether it
-    is a control, which has to be found invalid.
+    is a control, which has to be found invalid. builtin: whether its leases are always of the built-in source.
     """
 
     name: str
@@ -60,6 +68,7 @@ class Workload:
     trusts: bool = False
     shares: bool = True
     loses: bool = False
+    builtin: bool = False
 
     @property
     def promised(self) -> frozenset[Op]:
@@ -633,6 +642,272 @@ IDEMPOTENT_WORKLOAD: Final = Workload(
     shares=False,
 )
 
+# Jobs: rows of which each worker takes the next one, does it, and writes it back as done. Each must be done, once.
+#
+# A job is made with a batch of others, which is a set in the history: a job is added to it when it is made, and is a
+# member once for each effect that is found at the end. So a job that was never done is lost, and one that was done
+# twice is there twice. The write-back has the job as its key in the history (no Idempotency-Key is sent): two that were
+# accepted are found by that, too. Some workers leave a row of their effect in the transaction of the write-back.
+#
+# What a take has granted is known from its answer alone. It is recorded then, as having begun when it was asked for: a
+# grant of the job's lock, and a claim of its row. How often the job was taken must rise with each take, as tokens do,
+# and is recorded as a lock of its own. A take whose answer never came is not recorded; so of refusals only is recorded
+# that they were: the mark that has refused may be that of such a take.
+
+_NEXT_ASKED: Final = 4
+"""How often a take with a secret of its own is asked for, when its answer is lost."""
+_NEXT_WAITS_MS: Final = (0, 0, 100)
+_NEXT_LIMITS: Final = (1, 1, 3)
+_CHOSEN_SECRETS: Final = 0.4
+_PROGRESSES: Final = 0.2
+_LEAVES_AN_EFFECT: Final = 0.3
+_GIVES_UP: Final = 0.05
+"""How many jobs are left as they are, with their leases."""
+
+
+class _Workers(Player):
+    """One worker. It makes a batch of jobs where there is none to take."""
+
+    kind: Kind
+
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
+        super().__init__(actor, database)
+        self._table = Fenced(actor.assignment.prefix, self.kind)
+        self._batches = 0
+
+    async def turn(self) -> None:
+        if not await self._take(lapses=True):
+            self._batches += 1
+            batch = f"{self._actor.name}b{self._batches}"
+            await self._make(
+                batch, [f"{batch}{OF_BATCH}{number}" for number in range(self._actor.assignment.resources)]
+            )
+
+    async def finish(self) -> None:
+        """Do all jobs that are left, whoever has made them."""
+        while await self._take(lapses=False) or await self._left():
+            pass
+
+    @abstractmethod
+    async def _take(self, *, lapses: bool) -> bool:
+        """Take jobs and do them; whether there was one. With lapses, it is not always done, or in time."""
+
+    @abstractmethod
+    async def _make(self, batch: str, keys: list[str]) -> None:
+        """Make the jobs of a batch."""
+
+    @abstractmethod
+    async def _left(self) -> bool:
+        """Whether a job may be left that is not done."""
+
+    def _made(self, batch: str, keys: list[str], token: int | None) -> tuple[list[Operation], list[dict[str, str]]]:
+        """Begin the operations by which jobs are made, and give the rows."""
+        rows, operations = [{"id": key, "value": self._actor.value()} for key in keys], []
+        for row in rows:
+            operations.append(self._invoke("write", row["id"], token=token, value=row["value"]))
+            operations.append(self._invoke("add", batch, value=row["id"]))
+        return operations, rows
+
+    def _invoke(self, op: Op, name: str, **fields: Any) -> Operation:
+        """Begin an operation on a job, or on a batch of them."""
+        resource = self._table.resource(name)
+        return self._actor.recorder.invoke(process=self._actor.name, op=op, resource=resource, **fields)
+
+
+class Workers(_Workers):
+    """Takes jobs with leases, and writes them back under their tokens."""
+
+    kind = "jobs"
+
+    async def _take(self, *, lapses: bool) -> bool:
+        dice, secret, limit = self._dice, None, self._dice.choice(_NEXT_LIMITS)
+        if dice.random() < _CHOSEN_SECRETS:
+            secret, limit = secrets.token_urlsafe(32), 1
+        since = time.monotonic_ns()
+        found = await self._ask(secret, limit, dice.choice(_NEXT_WAITS_MS) if lapses else _WAITS_MS[-1])
+        for lease in [self._granted(given, since) for given in found]:
+            await self._do(lease, lapses=lapses)
+        return bool(found)
+
+    async def _ask(self, secret: str | None, limit: int, wait_ms: int) -> list[dict[str, Any]]:
+        """Ask for the next jobs, again where the answer was lost; give their leases."""
+        actor = self._actor
+        asked = {
+            "next": {"table": self._table.name, "where": "status=eq.new", "limit": limit},
+            "owner": actor.name,
+            "ttl_ms": actor.assignment.ttl_ms,
+            "wait_ms": wait_ms,
+            "tokens": 2,
+        }
+        headers = {} if secret is None else {"X-Lease-Secret": secret}
+        for _ in range(1 if secret is None else _NEXT_ASKED):
+            answer = await actor.sender.send([], "POST", "/v1/leases", headers, asked)
+            if answer is not None:
+                body = answer.body or {"leases": []}
+                found: list[dict[str, Any]] = body.get("leases", [body])
+                return found
+        return []
+
+    def _granted(self, given: dict[str, Any], since: int) -> HeldLease:
+        """Record what a take has granted that was asked for at this time."""
+        tokens = tuple(int(token) for token in given["tokens"])
+        lease = HeldLease(given["lock"], given["lease_id"], given["secret"], tokens, deque(tokens))
+        name, recorder, lock = self._actor.name, self._actor.recorder, f"lock/{lease.lock}"
+        recorder.invoke(process=name, op="acquire", resource=lock, since=since).ok(token=lease.first)
+        counted = recorder.invoke(process=name, op="acquire", resource=f"{lock}/attempt", since=since)
+        counted.ok(token=given["attempt"])
+        claim = self._invoke("claim", self._key(lease), token=int(given["claims"][0]["mark"]), since=since)
+        claim.ok(value=given["row"]["value"])
+        self._actor.sender.count("accepted", 3)
+        return lease
+
+    def _key(self, lease: HeldLease) -> str:
+        return lease.lock.removeprefix(self._table.resource(""))
+
+    async def _do(self, lease: HeldLease, *, lapses: bool) -> None:
+        """Do a job and give its lock back. With lapses: or neither, or after the lease is over."""
+        if lapses and self._dice.random() < _GIVES_UP:
+            return
+        if self._dice.random() < _PROGRESSES:
+            await self._write(lease, done=False)
+        released = lapses and await lapse(self._actor, lease, self._database)
+        await self._write(lease, done=True)
+        if not released:
+            await release(self._actor, lease)
+
+    async def _write(self, lease: HeldLease, *, done: bool) -> None:
+        """Write a job: that it is done, sometimes with a row of its effect in the same transaction; or progress."""
+        table, sender, key, value = self._table, self._actor.sender, self._key(lease), self._actor.value()
+        token = lease.granted[-1] if done else lease.first
+        once = {"key": table.resource(key)} if done else {}
+        operation = self._invoke("write", key, token=token, value=value, **once)
+        row = {"value": value} | ({"status": "done"} if done else {})
+        if done and self._dice.random() < _LEAVES_AN_EFFECT:
+            common = {"token": token, "prefer": "return=minimal"}
+            lines = (
+                {"method": "PATCH", "path": f"{table.name}/{key}", "body": row} | common,
+                {"method": "POST", "path": table.name, "body": {"id": value, "value": key, "status": "effect"}}
+                | common,
+            )
+            body = b"\n".join(map(orjson.dumps, lines))
+            answer = await sender.send([operation], "POST", "/v1/batch?atomic=true", {}, body, reasons=False)
+        else:
+            headers = {"X-Fence-Token": str(token), "Prefer": "return=minimal"}
+            answer = await sender.send([operation], "PATCH", table.path(key), headers, row, reasons=False)
+        if answer is not None:
+            operation.ok()
+
+    async def _make(self, batch: str, keys: list[str]) -> None:
+        actor = self._actor
+        lease = await acquire(actor, f"jobs/{batch}")
+        if lease is None:
+            return
+        operations, rows = self._made(batch, keys, lease.first)
+        headers, path = {"X-Fence-Token": str(lease.first), "Prefer": "return=minimal"}, self._table.path(None)
+        answer = await actor.sender.send(operations, "POST", path, headers, rows, reasons=False)
+        for operation in operations if answer is not None else ():
+            operation.ok()
+        await release(actor, lease)
+
+    async def _left(self) -> bool:
+        path = f"{self._table.path(None)}?status=eq.new&select=id&limit=1"
+        answer = await self._actor.sender.send([], "GET", path, {})
+        return answer is None or bool(answer.body)
+
+
+_TAKE_BY_HAND: Final = """
+UPDATE public.{table} SET locked_until = clock_timestamp() + $1 * interval '1 ms'
+ WHERE id = (SELECT id FROM public.{table} WHERE status = 'new' AND coalesce(locked_until < clock_timestamp(), true)
+              ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id
+"""
+_DO_BY_HAND: Final = """
+WITH done AS (UPDATE public.{table} SET status = 'done', value = $2 WHERE id = $1)
+INSERT INTO public.{table} (id, value, status) VALUES ($2, $1, 'effect')
+"""
+_EXPIRE_BY_HAND: Final = "UPDATE public.{table} SET locked_until = clock_timestamp() - interval '1 s' WHERE id = $1"
+_MAKE_BY_HAND: Final = "INSERT INTO public.{table} (id, value) SELECT * FROM unnest($1::text[], $2::text[])"
+_LEFT_BY_HAND: Final = "SELECT FROM public.{table} WHERE status = 'new' LIMIT 1"
+_LATER: Final = 0.05
+"""Seconds after which the database is asked again."""
+
+
+class UnfencedWorkers(_Workers):
+    """Does the same as it is made by hand: a time until which a job is its worker's, and nothing that a write meets."""
+
+    kind = "plain_jobs"
+
+    async def _take(self, *, lapses: bool) -> bool:
+        found = await self._run(_TAKE_BY_HAND, self._actor.assignment.ttl_ms)
+        if not found:
+            return found is None  # unknown: perhaps there is one
+        key = found[0]["id"]
+        if lapses:
+            if self._dice.random() < _GIVES_UP:
+                return True
+            await self._lapse(key)
+        value = self._actor.value()
+        operation = self._invoke("write", key, value=value, key=self._table.resource(key))
+        await self._run(_DO_BY_HAND, key, value, operations=[operation])
+        return True
+
+    async def _lapse(self, key: str) -> None:
+        """Perhaps lose the job, as `lapse` does."""
+        assigned, dice = self._actor.assignment, self._dice.random()
+        if dice < assigned.lapses.expired:
+            await self._run(_EXPIRE_BY_HAND, key)
+            await asyncio.sleep(self._dice.random() * _LATER)
+        elif dice < assigned.lapses.expired + assigned.lapses.slept:
+            await asyncio.sleep(assigned.ttl_ms / 1000 + self._dice.random() * _LATER)
+
+    async def _make(self, batch: str, keys: list[str]) -> None:
+        operations, rows = self._made(batch, keys, None)
+        await self._run(_MAKE_BY_HAND, keys, [row["value"] for row in rows], operations=operations)
+
+    async def _left(self) -> bool:
+        found = await self._run(_LEFT_BY_HAND)
+        if found:
+            await asyncio.sleep(_LATER)
+        return found is None or bool(found)
+
+    async def _run(self, statement: str, *values: object, operations: Sequence[Operation] = ()) -> list[Any] | None:
+        """Run a statement, which is these operations; give its rows. None: whether it had an effect is unknown."""
+        assert self._database is not None  # noqa: S101 - for the type: Workload.database says so
+        try:
+            found = await self._database.fetch(statement.format(table=self._table.name), *values)
+        except DATABASE_ERRORS as error:
+            for operation in operations:
+                operation.unknown(f"{type(error).__name__}: {error}")
+            self._actor.sender.count("unknown", len(operations))
+            await asyncio.sleep(_LATER)
+            return None
+        for operation in operations:
+            operation.ok()
+        self._actor.sender.count("accepted", len(operations))
+        return found
+
+
+JOBS_WORKLOAD: Final = Workload(
+    "jobs",
+    "jobs that workers take as the next row of a table: each must be done, and once",
+    Workers,
+    tables=("jobs",),
+    sets="jobs",
+    builtin=True,
+)
+JOBS_UNFENCED: Final = Workload(
+    "jobs-unfenced",
+    "the control: the same by SKIP LOCKED and a time until which a job is locked. It must do some twice",
+    UnfencedWorkers,
+    tables=("plain_jobs",),
+    sets="plain_jobs",
+    early=False,
+    slept=_SLEPT,
+    database=True,
+    loses=True,
+    builtin=True,
+)
+
 WORKLOADS: Final[dict[str, Workload]] = {
     workload.name: workload
     for workload in (
@@ -644,5 +919,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
         IDEMPOTENT_WORKLOAD,
         CLIENTS,
         CLIENT_SETS,
+        JOBS_WORKLOAD,
+        JOBS_UNFENCED,
     )
 }
