@@ -191,12 +191,13 @@ BEGIN
                                                         CASE WHEN p_marks IS NULL THEN '{}' ELSE ARRAY[p_names[i]] END, NULL, NULL, 0, p_writes) END;
     taken := NULL;
     IF p_marks IS NOT NULL AND made.verdict = 'granted' THEN
-      taken := fencepost.attempts_of(p_names[i], p_marks[i]) + 1;
+      taken := CASE WHEN p_marks[i] > 0 THEN fencepost.attempts_of(p_names[i], p_marks[i]) ELSE 0 END + 1;  -- 0 was no token
       UPDATE fencepost.leases x SET attempt = taken WHERE x.lease_id = made.lease_id;
     ELSIF p_marks IS NOT NULL AND made.verdict = 'repeated' THEN
       SELECT x.attempt INTO taken FROM fencepost.leases x WHERE x.lease_id = made.lease_id;
     END IF;
-    RETURN QUERY SELECT is_busy, made, taken;
+    busy := is_busy; acquired := made; attempt := taken;
+    RETURN NEXT;
   END LOOP;
 END $$;
 

@@ -29,7 +29,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.acquire, fencepost.acquire_each, fencepost.extend, fencepost.release, fencepost.release_each, fencepost.begin_now,
   fencepost.attempts_of, fencepost.is_taken, fencepost.taken_by, fencepost.put_aside,
   -- next_rows.sql
-  fencepost.watch, fencepost.unwatch,
+  fencepost.watch, fencepost.unwatch, fencepost.note_question,
   -- lock_states.sql
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql

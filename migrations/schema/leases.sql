@@ -95,6 +95,7 @@ BEGIN
   WITH over AS (SELECT w.relation, w.line FROM fencepost.watched w WHERE w.until NOT BETWEEN clock_timestamp() - interval '10 s'
                     AND clock_timestamp() + interval '5 s' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.watched w USING over WHERE (w.relation, w.line) = (over.relation, over.line);
+  DELETE FROM fencepost.questions q WHERE q.asked_at < clock_timestamp() - interval '7 days';
   DELETE FROM fencepost.withdrawn w WHERE w.withdrawn_at < clock_timestamp() - interval '1 hour';
   -- Last: a transaction that has a lease's row waits for no other from here on.
   WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id

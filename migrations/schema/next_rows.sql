@@ -44,3 +44,25 @@ BEGIN
   END IF;
   RETURN NULL;
 END $$;
+
+-- What gateways are asked for the next row by: `fencepost doctor` looks whether an index gives the rows so. No values, and 20 questions a table.
+CREATE TABLE fencepost.questions (
+  relation oid,
+  matched  text[] COLLATE "C",
+  ordered  text[] COLLATE "C",
+  asked_at timestamptz NOT NULL,
+  PRIMARY KEY (relation, matched, ordered)
+);
+
+COMMENT ON TABLE fencepost.questions IS 'How rows of a table were asked for, by columns that are compared for equality, and in which order; and when last, to the day.';
+
+-- Note a question. In a transaction of its own, whose commit waits for no flush of the log.
+CREATE FUNCTION fencepost.note_question(p_relation oid, p_matched text[], p_ordered text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  INSERT INTO fencepost.questions AS q (relation, matched, ordered, asked_at)
+  SELECT p_relation, p_matched, p_ordered, clock_timestamp()
+   WHERE (SELECT count(*) FROM fencepost.questions o WHERE o.relation = p_relation AND (o.matched, o.ordered) <> (p_matched, p_ordered)) < 20
+  ON CONFLICT (relation, matched, ordered) DO UPDATE SET asked_at = excluded.asked_at WHERE q.asked_at < excluded.asked_at - interval '1 hour';
+END $$;

@@ -143,6 +143,37 @@ async def test_what_is_amiss_in_several_tables_is_a_line_with_what_mends_each(ow
     assert found.exit_code == 1
 
 
+INDEXES = [
+    ("(created)", False),
+    ("(created) WHERE v = 'new'", False),
+    ("(pri DESC, created)", False),
+    ("(pri, created) WHERE v = 'new'", False),
+    ("(pri DESC, created) WHERE v = 'new' AND id > 1", False),
+    ("(v, id, pri DESC, created)", False),
+    ("(pri DESC, created, id) WHERE v = 'new'", True),
+    ("(pri, created DESC) WHERE v = 'new'", True),
+    ("(v, pri DESC, created)", True),
+]  # fmt: skip
+
+
+async def test_workers_that_no_index_gives_their_rows(owner: Connection, database: str) -> None:
+    """Of a table with rows enough; what it advises is such an index."""
+    await owner.execute(
+        "ALTER TABLE t ADD pri int, ADD created int; SET session_replication_role = replica;"
+        "INSERT INTO t (id, v) SELECT n, 'done' FROM generate_series(1, 20000) n; RESET session_replication_role;"
+        "SELECT fencepost.note_question('t'::regclass, '{v}', '{pri DESC,created}'); ANALYZE t"
+    )
+    said = "WARNING  t: workers ask for its next row in the order pri DESC, created, and no index gives the rows so"
+    advised = "CREATE INDEX CONCURRENTLY ON t (v, pri DESC, created)"
+    for index, fits in INDEXES:
+        await owner.execute(f"CREATE INDEX one ON t {index}")
+        lines = await complaints(database)
+        assert lines == [] if fits else lines[0].startswith(said) and lines[0].endswith(advised), (index, lines)
+        await owner.execute("DROP INDEX one")
+    await owner.execute(advised)
+    assert await complaints(database) == []
+
+
 @pytest.fixture
 async def db(connect: Connect) -> Connection:
     """Give the owner's connection; t is of the built-in source, which has issued 50 tokens, e of an external one."""

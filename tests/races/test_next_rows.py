@@ -118,6 +118,19 @@ async def test_a_look_reads_no_row_that_is_done(race: Race) -> None:
     assert sum(removed) <= 1, plan  # the row that is passed by
 
 
+async def test_how_rows_are_asked_for_is_noted(race: Race) -> None:
+    """Once a day in a process: for `doctor`, which looks whether there is an index."""
+    noted = "SELECT matched::text[] || ordered::text[] FROM fencepost.questions WHERE relation = 'orders'::regclass"
+    await rows(race, "a", "b")
+    async with open_gateway(race.dsn) as gateway:
+        await taken(gateway)
+        await eventually(lambda: race.observer.fetchval(noted), what="the question")
+        assert await race.observer.fetchval(noted) == ["status", "order_id"]
+        await race.observer.execute("DELETE FROM fencepost.questions")
+        await taken(gateway)
+    assert await race.observer.fetchval(noted) is None
+
+
 async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> None:
     """A writer's row, and the row of a lock: no look waits for either."""
     await rows(race, "a", "b", "c")

@@ -11,7 +11,7 @@ from fencepost.server.postgres.tables import quote
 from fencepost.server.settings import Settings
 
 GRANTS = (
-    "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
+    "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.questions, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
     " fencepost.meet_ceiling(text, text, bigint, bigint, bigint), fencepost.mark_without_row(text, text),"
     " fencepost.mark_record(text), fencepost.enter(text, text[], bigint, oid, text),"
@@ -30,7 +30,8 @@ GRANTS = (
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.withdraw(bytea), fencepost.is_withdrawn(bytea), fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]), fencepost.lock_counts(),"
-    " fencepost.watch(oid, uuid), fencepost.unwatch(uuid) TO {role}",
+    " fencepost.watch(oid, uuid), fencepost.unwatch(uuid),"
+    " fencepost.note_question(oid, text[], text[]) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"
     " fencepost.source_state(text, text), fencepost.source_repeated(bytea),"
     " fencepost.source_draw(text, bigint, integer), fencepost.source_grant(text, text, bytea, text, text[], text,"

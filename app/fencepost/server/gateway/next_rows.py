@@ -68,6 +68,10 @@ class Next:
 UNFIT: Final = frozenset({"22", "23"})
 """Classes of SQLSTATEs of a value that a column cannot have."""
 _ON_EXHAUSTED: Final = "`protect --on-exhausted` says how rows are put aside."
+NOTED_EVERY: Final = 86_400.0
+"""Seconds between two notes of a question for `doctor`."""
+MOST_NOTED: Final = 1000
+"""Questions of which a process knows that it has noted them."""
 ROUNDS: Final = 10
 """How often one look passes by what was busy, or put aside, and looks for the next rows."""
 
@@ -135,6 +139,7 @@ class _Looking:
                         taker.answer.set_exception(error)
             else:
                 await self._answer(looking, served)
+                await self._note_question(table)
                 if served.more:
                     continue
                 for taker in present:  # nothing is left for those behind either
@@ -160,6 +165,18 @@ class _Looking:
         if table.fence.work and waits and now >= line.watched + self.gateway.times.queue.beat_every:
             await self._note(lambda session: next_rows.watch(session, table.oid, line.id))
             line.watched = now
+
+    async def _note_question(self, table: ProtectedTable) -> None:
+        """Note for `doctor` how rows are asked for, once a day in this process."""
+        question, noted, now = self.line.question, self.gateway.next_rows.noted, self.gateway.times.clock.monotonic()
+        asked = table.kept(next_rows.shape, question.where, question.order)
+        if asked is None or now < noted.get((table.oid, asked), -math.inf) + NOTED_EVERY:
+            return
+        if len(noted) >= MOST_NOTED:
+            noted.clear()
+        noted[table.oid, asked] = now
+        with suppress(StorageError):  # then another process notes it, or this one tomorrow
+            await self._note(lambda session: next_rows.note_question(session, table.oid, asked))
 
     async def _note(self, statement: Callable[[Session], Awaitable[None]]) -> None:
         await run_write(self.gateway.database.for_leases, statement, repeatable=True)
@@ -452,7 +469,7 @@ async def _take(
     table = fitting(gateway.catalog.current.find(asked.table), asked.table)
     if isinstance(table, Problem):
         return table
-    reading.check(table, Query(filters=asked.where, order=asked.order))
+    table.kept(_check, asked.where, asked.order)
     writes = await names_of_writes(gateway, wanted.writes) if wanted.writes else ()
     if isinstance(writes, Problem):
         return writes
@@ -467,6 +484,11 @@ async def _take(
         return leases.nothing_held()
     outcome = answer.result()
     return outcome if isinstance(outcome, Problem) else [await _sealed(gateway, taken) for taken in outcome]
+
+
+def _check(table: ProtectedTable, where: tuple[Filter, ...], order: tuple[OrderTerm, ...]) -> None:
+    """Raise QueryError for what the table does not have."""
+    reading.check(table, Query(filters=where, order=order))
 
 
 async def _stand_in_line(gateway: Gateway, question: Sought, taker: Taker, gone: "asyncio.Future[None]") -> None:

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.leases import Granted, LockRequest
-from fencepost.server.postgres.next_rows import NextRow
+from fencepost.server.postgres.next_rows import NextRow, Shape
 from fencepost.server.postgres.pool import Quota
 from fencepost.server.postgres.query import Filter, OrderTerm
 from fencepost.server.times import Times
@@ -90,6 +90,8 @@ class NextRows:
         """`places`: how many may stand in line, of one caller and in all."""
         self.times, self.places = times, places
         self.lines: dict[Sought, LineForRows] = {}
+        self.noted: dict[tuple[int, Shape], float] = {}
+        """The questions, by table, that this process has noted for `doctor`, and when it did last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 

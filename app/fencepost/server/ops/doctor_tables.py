@@ -1,7 +1,9 @@
 """The checks of protected tables: `fencepost doctor` looks whether all that `protect` made is there, and still fits."""
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from fencepost.server.fence.resource import parse_scope
@@ -10,6 +12,7 @@ from fencepost.server.ops.doctor import NOW, Check, Row, read
 from fencepost.server.ops.schema import LACKS_EVENT_TRIGGERS, MISSING, RELATIONS
 from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER, WORK_TRIGGER
 from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.next_rows import INDEX_OPTIONS, named
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.tables import HAS_RULES, MARK_CHECK, MARK_COLUMN, quote
 
@@ -522,4 +525,53 @@ MARKS: Final = (
         " everybody is refused", _RESET, when="far"),
 )  # fmt: skip
 
-FENCES: Final = (*TABLES, *TRIGGERS, *PARTITIONS, *FUNCTIONS, *MARKS)
+# The next rows: whether an index gives them as workers ask for them (`fencepost.questions`).
+
+ROWS_READ_QUICKLY: Final = 10_000
+"""Of a table with no more rows than that no index is asked for."""
+
+_QUESTIONS: Final = f"""
+SELECT p.name AS subject, {NOW}, c.oid::regclass::text AS sql_name, q.matched::text[], q.ordered::text[],
+       ARRAY(SELECT json_build_object(
+               'keys', ARRAY(SELECT coalesce(a.attname, '') FROM unnest(i.indkey) WITH ORDINALITY k(n, nth)
+                               LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.n
+                              WHERE nth <= i.indnkeyatts ORDER BY nth),
+               'options', i.indoption::int2[],
+               'only', ARRAY(SELECT a.attname FROM pg_attribute a  -- what the index's predicate asks about
+                              WHERE a.attrelid = c.oid AND a.attnum > 0
+                                AND strpos(i.indpred::text, ' :varattno ' || a.attnum || ' ') > 0))::text
+               FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid) AS indexes
+  FROM fencepost.questions q JOIN fencepost.protected p ON p.relation = q.relation
+  JOIN pg_class c ON c.oid = q.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.reltuples > {ROWS_READ_QUICKLY} ORDER BY p.name, q.matched, q.ordered"""
+
+
+async def _questions(connection: Connection) -> list[Row]:
+    return [
+        row | {"columns": [*row["matched"], *row["ordered"]]}
+        for row in await read(connection, _QUESTIONS)
+        if not any(_answers(json.loads(index), set(row["matched"]), row["ordered"]) for index in row["indexes"])
+    ]
+
+
+def _answers(index: Row, matched: AbstractSet[str], ordered: Sequence[str]) -> bool:
+    """Whether an index gives rows in the order, forwards or backwards; and, where columns are compared for equality,
+    leaves out others by one of these at least.
+    """
+    only = {named(each) for each in index["only"]}
+    terms = list(zip((named(each) for each in index["keys"]), index["options"], strict=True))
+    if not only <= matched:
+        return False
+    while terms and terms[0][0] in matched:
+        only.add(terms.pop(0)[0])
+    ways = [[key + INDEX_OPTIONS[option ^ turned] for key, option in terms] for turned in (0, 3)]
+    return bool(only or not matched) and any(way[: len(ordered)] == ordered for way in ways)
+
+
+QUESTIONS: Final = (
+    Check("next-row-index", _questions, "warning",
+        "workers ask for its next row in the order {ordered}, and no index gives the rows so: each look reads those"
+        " that are done, too", ": CREATE INDEX CONCURRENTLY ON {sql_name} ({columns})"),
+)  # fmt: skip
+
+FENCES: Final = (*TABLES, *TRIGGERS, *PARTITIONS, *FUNCTIONS, *MARKS, *QUESTIONS)

@@ -127,10 +127,10 @@ SCHEMA: Final = "fencepost"
 
 RELATIONS: Final = (
     "alembic_version", "api_keys", "break_glass_log", "draws", "floors", "gateways", "generations", "idempotency",
-    "lease_ids", "leases", "live_waiters", "locks", "marks", "moments", "protected", "queue_0", "queue_1", "queue_2",
-    "queue_3", "queue_4", "queue_5", "queue_6", "queue_7", "queue_dead", "queue_letters", "queue_members",
-    "queue_owners", "queue_partitions", "queue_stopped", "queued", "queues", "refusals", "source_draws",
-    "source_leases", "source_log", "sources", "tickets", "tokens", "waiters", "watched",
+    "lease_ids", "leases", "live_waiters", "locks", "marks", "moments", "protected", "questions", "queue_0",
+    "queue_1", "queue_2", "queue_3", "queue_4", "queue_5", "queue_6", "queue_7", "queue_dead", "queue_letters",
+    "queue_members", "queue_owners", "queue_partitions", "queue_stopped", "queued", "queues", "refusals",
+    "source_draws", "source_leases", "source_log", "sources", "tickets", "tokens", "waiters", "watched",
     "withdrawn",
 )  # fmt: skip
 """The tables, views and sequences that are ours: others may have come into the schema by a search_path."""
