@@ -107,7 +107,7 @@ async def test_a_look_reads_no_row_that_is_done(race: Race) -> None:
         " SELECT n, CASE WHEN n % 1000 = 0 THEN 'new' ELSE 'done' END, n % 3, 30 FROM generate_series(1, 10000) n;"
         "CREATE INDEX to_do ON orders (n DESC, order_id) WHERE status = 'new'; ANALYZE orders"
     )
-    looked = statements.next_rows(race.table, NEW, (OrderTerm(Field("n"), descending=True),), None)
+    looked = statements.next_rows(race.table, NEW, (OrderTerm(Field("n"), descending=True),), None, as_role=False)
     await race.observer.execute(f"PREPARE look AS {looked.sql}")
     look = "EXECUTE look(3, '{orders/2000}', 'new')"
     for _ in range(8):  # PostgreSQL chooses a plan for all values after five
