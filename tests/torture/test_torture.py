@@ -48,6 +48,7 @@ def torture(*arguments: str, out: Path) -> tuple[int, str]:
         (["--url", "http://127.0.0.1:99999"], "is not a URL of a gateway"),
         (["--url", "http://127.0.0.1:1/v1"], "it is written http://HOST:PORT"),
         (["--url", "http://127.0.0.1:1"], "no gateway can be reached at http://127.0.0.1:1"),
+        (["--workload", "jobs", "--source", "etcd"], "--source does nothing for the workload jobs"),
         (["--workload", "idempotent", "--resources", "2"], "--resources does nothing for the workload idempotent"),
     ],
 )

@@ -342,6 +342,7 @@ def _same_answer(one: HistoryCall, other: HistoryCall) -> bool:
 Problem = Literal["lost", "strange", "twice", "apart"]
 
 _PREPARE: Final = """
+CREATE INDEX of_read_set ON calls (id) WHERE op = 'read_set';
 CREATE INDEX of_reading ON seen (reading, value);
 CREATE INDEX of_element ON seen (resource, value);
 CREATE TABLE elements AS

@@ -756,8 +756,9 @@ class Workers(_Workers):
         recorder.invoke(process=name, op="acquire", resource=lock, since=since).ok(token=lease.first)
         counted = recorder.invoke(process=name, op="acquire", resource=f"{lock}/attempt", since=since)
         counted.ok(token=given["attempt"])
-        claim = self._invoke("claim", self._key(lease), token=int(given["claims"][0]["mark"]), since=since)
-        claim.ok(value=given["row"]["value"])
+        if (mark := int(given["claims"][0]["mark"])) < lease.first:  # else a repeated answer's, which a failover raised
+            claim = self._invoke("claim", self._key(lease), token=mark, since=since)
+            claim.ok(value=given["row"]["value"])
         self._actor.sender.count("accepted", 3)
         return lease
 
