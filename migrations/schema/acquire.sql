@@ -155,7 +155,8 @@ END $$;
 
 -- Acquire many locks for as many requests, each as acquire does, in one transaction and with one flush of the log: a row for each, in the
 -- order given. A request whose lock, its lease, its secret or the lease that this had before is locked elsewhere is busy, and gets nothing. What cannot be
--- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails. p_names are
+-- passed by, a lock's row that is just being made or swept, is waited for no longer than lock_timeout; then the batch fails, but of rows that are
+-- taken only the row is busy. p_names are
 -- sorted (COLLATE "C"), so that two batches that make lock rows never wait for each other in a circle.
 -- p_marks: of the rows that the locks are named after, which the grants take: each has its lock's name among its claims, and counts (attempt) how
 -- often its row was taken. Null: the grants are of locks only.
@@ -176,8 +177,13 @@ BEGIN
   IF p_marks IS NOT NULL THEN PERFORM set_config('fencepost.taking', 'on', true); END IF;
   FOR i IN 1 .. cardinality(p_names) LOOP
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = p_names[i] FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN  -- made here, for acquire would wait for longer
+    IF NOT FOUND AND p_marks IS NULL THEN  -- made here, for acquire would wait for longer
       INSERT INTO fencepost.locks (name) VALUES (p_names[i]) ON CONFLICT (name) DO NOTHING;
+    ELSIF NOT FOUND THEN
+      BEGIN
+        INSERT INTO fencepost.locks (name) VALUES (p_names[i]) ON CONFLICT (name) DO NOTHING;
+      EXCEPTION WHEN lock_not_available THEN NULL;  -- one row's lock, and not the batch's: there are other rows
+      END;
     END IF;
     -- The secret's lock: another grant under it, or its withdrawal, which acquire would wait for.
     is_busy := NOT FOUND OR NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hashes[i]));

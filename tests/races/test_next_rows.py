@@ -132,17 +132,29 @@ async def test_how_rows_are_asked_for_is_noted(race: Race) -> None:
 
 
 async def test_a_row_that_another_transaction_has_is_passed_by(race: Race) -> None:
-    """A writer's row, and the row of a lock: no look waits for either."""
-    await rows(race, "a", "b", "c")
+    """A writer's row, and the row of a lock, also one that is just being made: no look waits for them, or fails."""
+    await rows(race, "a", "b", "c", "d")
     async with open_gateway(race.dsn) as gateway:
         await race.observer.execute("INSERT INTO fencepost.locks VALUES ('orders/b')")
         writing = await race.begin(race.b)
         await race.b.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
         await race.b.execute("SELECT FROM fencepost.locks WHERE name = 'orders/b' FOR UPDATE")
-        assert await taken(gateway) == [("orders/c", 1)]
+        await race.b.execute("INSERT INTO fencepost.locks VALUES ('orders/c')")
+        assert await taken(gateway) == [("orders/d", 1)]
         assert await taken(gateway) == []
         await writing.rollback()
-        assert await taken(gateway, limit=3) == [("orders/a", 1), ("orders/b", 1)]
+        assert await taken(gateway, limit=3) == [("orders/a", 1), ("orders/b", 1), ("orders/c", 1)]
+
+
+async def test_who_meets_none_but_rows_that_are_busy_is_answered(race: Race) -> None:
+    names = [f"{n:02}" for n in range(next_rows.ROUNDS + 1)]
+    await rows(race, *names)
+    async with open_gateway(race.dsn) as gateway:
+        await race.observer.execute("INSERT INTO fencepost.locks SELECT 'orders/' || unnest($1::text[])", names)
+        locking = await race.begin(race.b)
+        await race.b.execute("SELECT FROM fencepost.locks FOR UPDATE")
+        assert await taken(gateway) == []
+        await locking.rollback()
 
 
 async def test_a_row_has_one_taker_while_two_gateways_look(race: Race) -> None:
@@ -250,6 +262,15 @@ async def test_who_has_gone_or_withdrawn_holds_no_row(race: Race) -> None:
             wanted = LockRequest((), "t" * 32, "w", MINUTE)
             await second.locks.withdraw(wanted.secret_hash)
             assert isinstance(await take(second, "t" * 32), Problem)
+
+
+async def test_who_goes_when_it_has_just_been_answered_holds_no_row(race: Race) -> None:
+    await rows(race, "a")
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with open_gateway(race.dsn) as gateway:
+        seen = replace(gateway, emit=lambda _: gone.set_result(None))
+        assert isinstance(await take(seen, gone=gone), Problem)
+        assert await taken(gateway) == [("orders/a", 2)]
 
 
 @pytest.mark.parametrize("most", [1, 3])

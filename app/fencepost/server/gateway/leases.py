@@ -116,7 +116,7 @@ async def acquire_lease(
         gateway.emit(LeaseAsked("acquire", outcome.verdict, wanted.names, lease.id, wanted.owner, waited, tokens))
         if not gone.done():
             return outcome
-        return await _release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
+        return await release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
 
 
 async def _in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
@@ -214,7 +214,7 @@ def sealed(gateway: Gateway, lease: LeaseRow, binding: Binding) -> LeaseRow:
     return replace(lease, sealed=tuple(gateway.seals.seal(lease.tokens, binding)))
 
 
-async def _release_for_nobody(
+async def release_for_nobody(
     gateway: Gateway, wanted: LockRequest, granted: Granted, *, can_be_used: bool
 ) -> Granted | Problem:
     """Release what no client will use: none has the secret, or the client that has it is let in no more, or has

@@ -38,7 +38,7 @@ from fencepost.server.gateway.takers import Found, LineForRows, Sought, TakenRow
 from fencepost.server.gateway.use_cases import problem_of, until_certain
 from fencepost.server.locks.builtin import OVERTAKEN
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.observe.events import LeaseAsked, QueueFailed, RowPutAside
+from fencepost.server.observe.events import LeaseAsked, RowPutAside
 from fencepost.server.postgres import leases as statements
 from fencepost.server.postgres import next_rows, reading
 from fencepost.server.postgres.connection import RowWrite, Session, Statement
@@ -204,16 +204,7 @@ class _Looking:
                 taker.answer.set_result(answer)
             elif not isinstance(answer, Problem):
                 for each in answer:
-                    await self._release_for_nobody(taker, each)
-
-    async def _release_for_nobody(self, taker: Taker, taken: TakenRow) -> None:
-        locks, hashed = self.gateway.locks, taken.wanted.secret_hash
-        try:
-            if not taker.is_kept or await locks.is_withdrawn(hashed):
-                await locks.release(taken.granted.lease.lease_id, hashed)
-        except StorageError as error:  # the lease's time will run out
-            what = f"the lease of a row whose taker has gone could not be released: {error}"
-            self.gateway.emit(QueueFailed(what))
+                    await leases.release_for_nobody(self.gateway, each.wanted, each.granted, can_be_used=taker.is_kept)
 
 
 def _statement(
@@ -252,7 +243,8 @@ class _Transaction:
                 return served
             passed_by += [row.name for row in rows]
             await self._grant(dict(zip(rows, wanting, strict=False)), served)
-        served.more = True
+        # Where all that it met was busy, those that wait look again later, and the others are answered.
+        served.more = bool(served.aside or served.problems or any(served.rows))
         return served
 
     async def _find_again(self, served: Found) -> None:
@@ -433,7 +425,11 @@ async def take_next(
         tokens = len(lease.tokens) + 1 if granted.verdict == "granted" else 0
         waited = granted.waited_ms / 1000
         gateway.emit(LeaseAsked("acquire", granted.verdict, lease.names, lease.id, wanted.owner, waited, tokens))
-    return outcome
+    if not gone.done():
+        return outcome
+    kept = wanted.chosen and may_ask_again()
+    left = [await leases.release_for_nobody(gateway, each.wanted, each.granted, can_be_used=kept) for each in outcome]
+    return next((each for each in left if isinstance(each, Problem)), outcome)
 
 
 async def _in_time(
