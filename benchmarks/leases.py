@@ -35,6 +35,11 @@ FENCEPOST: Final = "fencepost, HTTP"
 HANDLER: Final = "advisory lock, HTTP"
 DIRECT: Final = "advisory lock, direct"
 REDIS: Final = "redis SET NX PX, direct"
+SOURCE: Final = "fencepost of redis, HTTP"
+RATIOS: Final = {
+    "fencepost by advisory lock over HTTP": (FENCEPOST, HANDLER),
+    "grants of redis by those of builtin": (SOURCE, FENCEPOST),
+}
 _WARMUP: Final = 0.3  # seconds
 
 Open = Callable[[bool], Awaitable[Client]]
@@ -82,7 +87,7 @@ def main(seconds: int, rounds: int, only: str, directory: Path, output: Path) ->
         for service in _SERVERS
         if only in f"{service}, {load}"
     ]
-    if missing := [] if shutil.which("redis-server") else [REDIS]:
+    if missing := [] if shutil.which("redis-server") else [REDIS, SOURCE]:
         click.echo("not measured: redis (no redis-server: `make test-servers` as root installs it)", err=True)
     results: dict[tuple[str, str], list[Result]] = {cell: [] for cell in cells if cell[0] not in missing}
     try:
@@ -158,6 +163,14 @@ def _fencepost(bench: Bench, servers: ExitStack) -> Open:
     return lambda waits: HttpClient.open(port, waits=waits)
 
 
+def _source(bench: Bench, servers: ExitStack) -> Open:
+    redis_port = free_port()
+    servers.enter_context(redis(bench.directory / f"redis-{redis_port}", port=redis_port).server)
+    url = f"redis=redis://127.0.0.1:{redis_port}"
+    port = servers.enter_context(gateway(bench.database.url, bench.directory, FENCEPOST_SOURCES=url))
+    return lambda waits: HttpClient.open(port, waits=waits, source="redis")
+
+
 def _handler(bench: Bench, servers: ExitStack) -> Open:
     command = [*(sys.executable, "-m", "uvicorn", "benchmarks.advisory_handler:app", "--host", "127.0.0.1"),
                *("--port", "0", "--loop", "uvloop", "--http", "httptools", "--no-access-log")]  # fmt: skip
@@ -186,15 +199,19 @@ _SERVERS: Final[dict[str, Callable[[Bench, ExitStack], Open]]] = {
     HANDLER: _handler,
     DIRECT: _direct,
     REDIS: _redis,
+    SOURCE: _source,
 }
 
 
 def _report(about: dict[str, Any], results: dict[tuple[str, str], list[Result]]) -> dict[str, Any]:
     loads = dict.fromkeys(load for _, load in results)
-    pairs = {
-        load: (results[FENCEPOST, load], results[HANDLER, load])
-        for load in loads
-        if (FENCEPOST, load) in results and (HANDLER, load) in results
+    ratios = {
+        name: {
+            load: summary([a.rate / b.rate for a, b in zip(results[one, load], results[other, load], strict=True)], 3)
+            for load in loads
+            if (one, load) in results and (other, load) in results
+        }
+        for name, (one, other) in RATIOS.items()
     }
     return {
         **about,
@@ -206,10 +223,7 @@ def _report(about: dict[str, Any], results: dict[tuple[str, str], list[Result]])
             }
             for (service, load), rounds in results.items()
         ],
-        "fencepost by advisory lock over HTTP": {
-            load: summary([a.rate / b.rate for a, b in zip(ours, theirs, strict=True)], 3)
-            for load, (ours, theirs) in pairs.items()
-        },
+        **ratios,
     }
 
 
@@ -231,11 +245,10 @@ def _table(made: dict[str, Any]) -> str:
             f" {median['pair_p99_ms']:8.2f} {handover if median['handover_p50_ms'] else ''}"
         )
     lines.append("")
-    for load, ratio in made["fencepost by advisory lock over HTTP"].items():
-        lines.append(
-            f"fencepost by advisory lock over HTTP, {load:14}{ratio['median']:6.2f}"
-            f" ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
-        )
+    for name in RATIOS:
+        for load, ratio in made[name].items():
+            spread = f"({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+            lines.append(f"{name}, {load:14}{ratio['median']:6.2f} {spread}")
     return "\n".join(lines)
 
 
