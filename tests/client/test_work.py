@@ -16,6 +16,7 @@ from tests.support.servers import until
 
 from fencepost import Client, Job, LeaseLost, StaleToken, SyncClient, SyncJob
 from fencepost.client import Lease, NotFound
+from fencepost.client.work import _TakenLock
 from fencepost.testing import Link, cut
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -63,6 +64,23 @@ async def test_what_a_worker_writes_whose_row_another_has_taken_is_refused(gatew
             await job.patch({"status": "paid"})
             break
     assert (await client.get("orders", "order-123", select="status,note")) == {"status": "paid", "note": None}
+
+
+async def test_who_is_cancelled_when_it_has_just_taken_a_row_holds_none(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = _TakenLock.__aenter__
+
+    async def entered(lock: _TakenLock) -> Lease:
+        lease = await enter(lock)
+        working.cancel()
+        return lease
+
+    monkeypatch.setattr(_TakenLock, "__aenter__", entered)
+    working = asyncio.ensure_future(anext(aiter(client.work("orders", **NEW))))
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert await client.locks() == []
 
 
 async def test_a_job_whose_lease_is_lost_is_cancelled_and_the_worker_takes_the_next(gateway_url: str) -> None:

@@ -311,6 +311,33 @@ async def test_a_row_that_cannot_be_put_aside_is_named(race: Race) -> None:
         assert refused.detail.startswith("orders/a was taken too often, and could not be put aside: ")
 
 
+async def test_a_row_that_cannot_be_taken_is_passed_by_while_there_are_others(race: Race) -> None:
+    await rows(race, "a", "b", "c", "x" * 600)
+    await race.observer.execute("ALTER TABLE orders ADD CHECK (order_id <> 'a') NOT VALID")
+    async with open_gateway(race.dsn) as gateway:
+        assert await taken(gateway, limit=2) == [("orders/b", 1), ("orders/c", 1)]
+        refused = await take(gateway)
+        assert isinstance(refused, Problem)
+        assert refused.detail.startswith("orders/a cannot be taken: ")
+
+
+async def test_rows_that_are_too_large_to_be_claimed_together_are_claimed_one_by_one(race: Race) -> None:
+    await rows(race, "a", "b")
+    await race.observer.execute("ALTER TABLE orders ADD note text GENERATED ALWAYS AS (repeat('x', 1100000)) STORED")
+    async with open_gateway(race.dsn) as gateway:
+        assert await taken(gateway, limit=2) == [("orders/a", 1), ("orders/b", 1)]
+
+
+async def test_rows_that_are_too_many_bytes_are_next_again(race: Race) -> None:
+    await rows(race, "a", "b", "c", "d")
+    async with open_gateway(race.dsn) as gateway:
+        first = await take(gateway)
+        assert isinstance(first, list)
+        narrow = replace(gateway, max_answer_bytes=2 * len(first[0].granted.claims[0].rows[0]))
+        assert await taken(narrow, limit=3) == [("orders/b", 1), ("orders/c", 1)]
+        assert await taken(narrow, limit=3) == [("orders/d", 1)]
+
+
 async def test_who_waits_is_told_of_a_row_by_a_statement(race: Race) -> None:
     """No beat comes: its time stands still."""
     await protect(race.observer, "orders", work=True)

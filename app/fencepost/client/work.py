@@ -300,9 +300,14 @@ class Work:
         entering = asyncio.create_task(lock.__aenter__())
         try:
             await _first_of(asyncio.wait({entering}), self._stopping.wait())
-        finally:
-            entering.cancel()  # which withdraws it
+        except asyncio.CancelledError:
+            entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)
+            if lock.entered:  # just before
+                await lock.__aexit__(None, None, None)
+            raise
+        entering.cancel()  # which withdraws it
+        await asyncio.gather(entering, return_exceptions=True)
         try:
             lease = entering.result()
         except (NoRow, asyncio.CancelledError):

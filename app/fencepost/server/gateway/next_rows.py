@@ -28,7 +28,7 @@ from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.gateway import leases
-from fencepost.server.gateway.attempt import claim_rows, put_aside
+from fencepost.server.gateway.attempt import claim_row, claim_rows, put_aside
 from fencepost.server.gateway.claims import binding_of, names_of_writes
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Doubt
@@ -42,7 +42,7 @@ from fencepost.server.observe.events import LeaseAsked, RowPutAside
 from fencepost.server.postgres import leases as statements
 from fencepost.server.postgres import next_rows, reading
 from fencepost.server.postgres.connection import RowWrite, Session, Statement
-from fencepost.server.postgres.database import as_caller, in_transaction, run_write, users_code
+from fencepost.server.postgres.database import as_caller, in_transaction, run_write, savepoint, users_code
 from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.leases import Granted, LockRequest, Mismatch, Withdrawn
 from fencepost.server.postgres.next_rows import Look, NextRow
@@ -67,6 +67,10 @@ class Next:
 
 UNFIT: Final = frozenset({"22", "23"})
 """Classes of SQLSTATEs of a value that a column cannot have."""
+_OF_ALL: Final = frozenset({"25", "40", "42", "53", "55", "57", "58", "XX"})
+"""Classes of SQLSTATEs that say nothing of a row."""
+PRIVILEGE: Final = "42501"
+"""The SQLSTATE of a policy that refuses a row, too."""
 _ON_EXHAUSTED: Final = "`protect --on-exhausted` says how rows are put aside."
 NOTED_EVERY: Final = 86_400.0
 """Seconds between two notes of a question for `doctor`."""
@@ -182,16 +186,25 @@ class _Looking:
         await run_write(self.gateway.database.for_leases, statement, repeatable=True)
 
     async def _look(self, table: ProtectedTable, looking: Sequence[Taker]) -> Found:
-        """Find, grant and claim; again where a younger token got ahead. Raises Overtaken, too, and RefusedClaim."""
+        """Find, grant and claim; again where a younger token got ahead, and row by row where one was refused. Raises
+        Overtaken, too, and RefusedClaim.
+        """
+        careful = False
 
         async def once(session: Session) -> Found:
             began = self.gateway.times.clock.monotonic()
-            transaction = _Transaction(session, self.gateway, self.line.question, table, looking, began)
+            transaction = _Transaction(session, self.gateway, self.line.question, table, looking, began, careful)
             return await in_transaction(session, transaction.run)
 
         for _ in range(OVERTAKEN - 1):
-            with suppress(Overtaken):
+            try:
                 return await run_write(self.gateway.database.for_grants, once)
+            except Overtaken:
+                pass
+            except (RefusedError, leases.RefusedClaim) as error:
+                if careful or not _is_of_a_row(error):
+                    raise
+                careful = True
         return await run_write(self.gateway.database.for_grants, once)
 
     async def _answer(self, looking: Sequence[Taker], served: Found) -> None:
@@ -205,6 +218,13 @@ class _Looking:
             elif not isinstance(answer, Problem):
                 for each in answer:
                     await leases.release_for_nobody(self.gateway, each.wanted, each.granted, can_be_used=taker.is_kept)
+
+
+def _is_of_a_row(error: RefusedError | leases.RefusedClaim) -> bool:
+    """Whether another row may be taken: a constraint, a policy or a trigger refuses this one, or it is too large."""
+    if isinstance(error, leases.RefusedClaim):
+        return True
+    return not error.of_an_old_query_plan and (error.sqlstate == PRIVILEGE or error.sqlstate[:2] not in _OF_ALL)
 
 
 def _statement(
@@ -227,6 +247,8 @@ class _Transaction:
     looking: Sequence[Taker]
     began: float
     """When the look began: no grant is earlier."""
+    careful: bool
+    """Whether rows are granted one by one, and one that is refused, or too much for its taker, is undone."""
 
     async def run(self) -> Found:
         served = Found([[] for _ in self.looking])
@@ -234,18 +256,44 @@ class _Transaction:
         question, passed_by = self.question, list[str]()
         asking = replace(question.caller, name="", claims="")  # one statement for all who have its role and patterns
         statement = self.table.kept(_statement, question.where, question.order, asking)
+        all_seen = False
         for _ in range(ROUNDS):
-            if not (wanting := served.wanted(self.looking)):
+            if len(served.refused) >= ROUNDS or not (wanting := served.wanted(self.looking)):
                 break
             async with self._as_caller():
                 rows = await next_rows.find(self.session, statement, Look(len(wanting), passed_by))
-            if not rows:
-                return served
+            if all_seen := not rows:
+                break
             passed_by += [row.name for row in rows]
-            await self._grant(dict(zip(rows, wanting, strict=False)), served)
+            await self._grant_found(list(zip(rows, wanting, strict=False)), served)
+        is_served = bool(served.aside or served.problems or any(served.rows))
+        if served.refused and not is_served:
+            raise served.refused[0]
         # Where all that it met was busy, those that wait look again later, and the others are answered.
-        served.more = bool(served.aside or served.problems or any(served.rows))
+        served.more = is_served and not all_seen
         return served
+
+    async def _grant_found(self, rows: Sequence[tuple[NextRow, int]], served: Found) -> None:
+        if not self.careful:
+            await self._grant(dict(rows), served)
+            return
+        for row, number in rows:
+            if number in served.full:
+                continue
+            try:
+                async with savepoint(self.session):
+                    await self._grant({row: number}, served)
+            except RefusedError as error:
+                if not _is_of_a_row(error):
+                    raise
+                error.args = (f"{row.name[:60]} cannot be taken: {error}",)
+                served.refused.append(error)
+            except leases.RefusedClaim as refused:
+                problem = refused.problem
+                if not problem.detail.startswith(row.name):
+                    problem = replace(problem, detail=f"{row.name[:60]} cannot be taken: {problem.detail}")
+                if number not in served.full:
+                    served.refused.append(leases.RefusedClaim(problem))
 
     async def _find_again(self, served: Found) -> None:
         """Find what requests with secrets of their own were granted already; no grant under one of these begins before
@@ -280,9 +328,7 @@ class _Transaction:
             return
         for row, _, _ in pairs:
             if len(row.name.encode()) > LONGEST_LOCK:
-                raise leases.RefusedClaim(
-                    bad_request(f"next: {row.name[:60]}…: a lock has a name of 512 bytes at most")
-                )
+                raise leases.RefusedClaim(bad_request("next: a lock has a name of 512 bytes at most"))
         read = self._now()
         tries = await statements.try_each(
             self.session, [wanted for _, _, wanted in pairs], [row.mark for row, _, _ in pairs]
@@ -304,7 +350,11 @@ class _Transaction:
             granted = await self._put_aside(granted, self.table.fence.max_attempts, served)
         claimed = await self._claim(granted, repeated=repeated)
         for (number, wanted, outcome), claim in zip(granted, claimed, strict=True):
-            lease = outcome.lease
+            lease, size = outcome.lease, sum(len(row.encode()) for row in claim.rows)
+            if served.rows[number] and served.bytes[number] + size > self.gateway.max_answer_bytes:
+                served.full.add(number)
+                raise leases.RefusedClaim(leases.too_large(self.gateway.max_answer_bytes))
+            served.bytes[number] += size
             if self._now() - read > self.gateway.times.queue.late_share * lease.ttl_ms / 1000 and not repeated:
                 begun, read_then = await statements.begin_now(self.session, lease.lease_id), self._now()
                 lease = replace(lease, granted_at=begun[0], expires_at=begun[1])
@@ -358,7 +408,10 @@ class _Transaction:
             if repeated:
                 again = partial(leases.reread, self.session, table)
                 return [await again(write.key, write.token, BUILTIN, most_bytes) for write in writes]
-            outcomes = await claim_rows(self.session, table, writes, most_bytes)
+            if self.careful:  # a row may have more bytes alone
+                outcomes = [await claim_row(self.session, table, write, most_bytes) for write in writes]
+            else:
+                outcomes = await claim_rows(self.session, table, writes, most_bytes)
             return [
                 outcome
                 if isinstance(outcome, Done)

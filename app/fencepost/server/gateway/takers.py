@@ -5,6 +5,7 @@ first; one task looks for all of them (gateway/next_rows.py).
 import asyncio
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -73,10 +74,16 @@ class Found:
     """Whether there may be more than it has found."""
     aside: list[tuple[str, int]] = field(default_factory=list)
     """Rows that were put aside: their names, and how often each was taken."""
+    refused: list[Exception] = field(default_factory=list)
+    """Why rows were passed by that cannot be taken."""
+    bytes: Counter[int] = field(default_factory=Counter)
+    full: set[int] = field(default_factory=set)
+    """Bytes of the rows of each; and for whom one more would be too many."""
 
     def wanted(self, looking: Sequence[Taker]) -> list[int]:
         """Name who wants another row, once for each row."""
-        missing = [0 if n in self.problems else taker.limit - len(self.rows[n]) for n, taker in enumerate(looking)]
+        over = self.problems.keys() | self.full
+        missing = [0 if n in over else taker.limit - len(self.rows[n]) for n, taker in enumerate(looking)]
         return [number for number, rows in enumerate(missing) for _ in range(rows)]
 
 
