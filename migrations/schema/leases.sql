@@ -93,7 +93,7 @@ BEGIN
   GET DIAGNOSTICS swept = ROW_COUNT;
   -- Later than watch() makes it: the clock has stepped back.
   WITH over AS (SELECT w.relation, w.line FROM fencepost.watched w WHERE w.until NOT BETWEEN clock_timestamp() - interval '10 s'
-                    AND clock_timestamp() + interval '5 s' FOR UPDATE SKIP LOCKED)
+                    AND clock_timestamp() + interval '30 s' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.watched w USING over WHERE (w.relation, w.line) = (over.relation, over.line);
   DELETE FROM fencepost.questions q WHERE q.asked_at < clock_timestamp() - interval '7 days';
   DELETE FROM fencepost.withdrawn w WHERE w.withdrawn_at < clock_timestamp() - interval '1 hour';

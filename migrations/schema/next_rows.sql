@@ -13,12 +13,12 @@ CREATE TABLE fencepost.watched (
 
 COMMENT ON TABLE fencepost.watched IS 'Which gateways, by their lines of waiters, wait for rows of a table now, and until when at most unless they say so again.';
 
--- Say, for 5 s, that a gateway waits for rows of a table. In a transaction of its own, whose commit waits for no flush of the log.
+-- Say, for 30 s, that a gateway waits for rows of a table. In a transaction of its own, whose commit waits for no flush of the log.
 CREATE FUNCTION fencepost.watch(p_relation oid, p_line uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  INSERT INTO fencepost.watched AS w (relation, line, until) VALUES (p_relation, p_line, clock_timestamp() + interval '5 s')
+  INSERT INTO fencepost.watched AS w (relation, line, until) VALUES (p_relation, p_line, clock_timestamp() + interval '30 s')
   ON CONFLICT (relation, line) DO UPDATE SET until = excluded.until;
 END $$;
 
