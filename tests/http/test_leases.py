@@ -333,6 +333,10 @@ async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api) -> None
         ({"next": {"table": "leased", "where": "select=n"}}, "body: next: "),
         ({"next": {"table": "leased", "where": ["n"]}}, "body: next: where and order are texts"),
         ({"next": {"table": "leased", "order": "n.up"}}, "body: next: "),
+        (
+            {"next": {"table": "leased", "where": f"n=in.({'1,' * 2048}1)"}},
+            "body: next: where and order have at most 4096",
+        ),
         ({"next": {"table": "leased", "where": "m=eq.1"}}, "next: m: no such column in leased"),
         ({"next": {"table": "leased"}, "claim": ["leased/a"]}, "body: claim: not with next"),
         ([], "body: a JSON object"),

@@ -3,7 +3,7 @@
 import re
 import secrets
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, NotRequired
 
 import orjson
@@ -25,7 +25,7 @@ from fencepost.server.http.query import only, parse_order, parse_query
 from fencepost.server.http.routes import Answered, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.leases import Granted, LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
-from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.query import Filter, OrderTerm, QueryError
 
 # What the bodies and queries of these routes have. Every refusal names what is wrong and where.
 
@@ -35,6 +35,7 @@ MOST_WRITES: Final = 32
 LONGEST_WRITES: Final = 1024  # bytes, of all together: they stand in each token
 LONGEST_NAME: Final = 512  # bytes
 LONGEST_OWNER: Final = 256  # characters
+LONGEST_WHERE: Final = 4096  # characters
 DEFAULT_TTL_MS: Final = 30_000
 MOST_MS: Final = 2_000_000_000  # PostgreSQL's integer holds it
 PLAIN: Final = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
@@ -95,12 +96,19 @@ def _next(value: object) -> Next:
     where, order, limit = value.get("where", ""), value.get("order", ""), value.get("limit", 1)
     if not isinstance(where, str) or not isinstance(order, str):
         raise UnfitError("where and order are texts, as in the query of GET /v1/data/jobs?status=eq.new&order=id")
+    if max(len(where), len(order)) > LONGEST_WHERE:
+        raise UnfitError(f"where and order have at most {LONGEST_WHERE} characters each: they are kept with their plan")
     _require_within("limit", limit, 1, LOOK_MOST)
     try:
-        filters = only(parse_query(where.encode()), "filters").filters
-        return Next(value["table"], filters, parse_order(order) if order else (), limit)
+        return Next(value["table"], *_parsed(where, order), limit)
     except QueryError as error:
         raise UnfitError(str(error)) from error
+
+
+@lru_cache(maxsize=256)
+def _parsed(where: str, order: str) -> tuple[tuple[Filter, ...], tuple[OrderTerm, ...]]:
+    """Parse what workers ask again and again. Raises QueryError."""
+    return only(parse_query(where.encode()), "filters").filters, parse_order(order) if order else ()
 
 
 NextRow = Annotated[
