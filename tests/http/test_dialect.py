@@ -25,7 +25,7 @@ from tests.support.shops import Shop
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect
-from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads.
 
@@ -502,7 +502,9 @@ async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway:
         assert {write.status_code, claim.status_code} == {404}
         paths = set((await http.get("/openapi.json")).json()["paths"])
         assert paths & {"/v1/data/sales.leads", "/v1/data/plain"} == set()
-        # Requests for other tables do not have the catalog loaded.
+        # Requests for other tables do not have the catalog loaded, as listening for changes has, once.
+        twice = "fencepost_catalog_loads_total 2.0"
+        await eventually(lambda: has_loaded(http, twice), what=twice)
         before = loads(await http.get("/metrics"))
         assert (await http.get("/v1/data/sales.leads")).status_code == 404
         assert loads(await http.get("/metrics")) == before
@@ -516,6 +518,10 @@ async def test_what_is_to_be_served_and_is_not_there_is_named_at_the_start(
     written = capfd.readouterr().err
     assert "--tables: there is nothing to serve yet of nope " in written
     assert "--schemas: there is nothing to serve yet of none, shop " in written
+
+
+async def has_loaded(http: httpx.AsyncClient, times: str) -> bool:
+    return loads(await http.get("/metrics")) == times
 
 
 def loads(metrics: httpx.Response) -> str:

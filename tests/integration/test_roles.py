@@ -561,6 +561,7 @@ CALLS = {
     "gateway_meet_ceiling": "('orders', 'orders/k', 500, 1000, NULL)",
     "gateway_enter": "('account', '{account/42}', 500, NULL, NULL)",
     "gateway_enter_each": "('account', '{account/42}', '{500}', NULL, NULL)",
+    "gateway_is_taken": "('orders/1')",
     "gateway_idem_begin": "('', 'k', 'h')",
     "gateway_idem_begin_each": "('', '{k}', '{h}')",
     "gateway_idem_record": "('', 'k', 'h', '{}', 'a', NULL)",

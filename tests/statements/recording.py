@@ -27,9 +27,9 @@ _TOKEN = re.compile(r"\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|\(|\)| |[^ ()\"']+")
 _TRANSACTIONS = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
 _NOT_OF_REQUESTS = (
     "pg_backend_pid", "pg_settings", "pg_terminate_backend", "pg_stat_activity", "LISTEN", "pg_attribute",
-    "current_setting(wanted", "transaction_read_only",
+    "current_setting(wanted", "transaction_read_only", "note_question",
 )  # fmt: skip
-"""What connections are settled with, and the catalog is read by: not what a request sends."""
+"""What connections are settled with, the catalog is read by, and `doctor` is told: not what a request sends."""
 
 
 @dataclass(eq=False)
