@@ -166,9 +166,10 @@ def _fencepost(bench: Bench, servers: ExitStack) -> Open:
 def _source(bench: Bench, servers: ExitStack) -> Open:
     redis_port = free_port()
     servers.enter_context(redis(bench.directory / f"redis-{redis_port}", port=redis_port).server)
-    url = f"redis=redis://127.0.0.1:{redis_port}"
+    name = f"redis_{redis_port}"  # a new Redis counts from 1: it is a source of its own
+    url = f"{name}=redis://127.0.0.1:{redis_port}"
     port = servers.enter_context(gateway(bench.database.url, bench.directory, FENCEPOST_SOURCES=url))
-    return lambda waits: HttpClient.open(port, waits=waits, source="redis")
+    return lambda waits: HttpClient.open(port, waits=waits, source=name)
 
 
 def _handler(bench: Bench, servers: ExitStack) -> Open:
